@@ -1,0 +1,64 @@
+"""The one table of methods: what each reads off a Trace, and which measured features its scores come from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from detector import baselines, gasp
+from detector.trace import F32, Trace
+
+LEAVE_ONE_OUT = frozenset({"logprob_without", "jsd_without"})
+"""Trace fields that exist only when each piece was removed in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A plain function of a Trace, and how its sentence score is built from measured features.
+
+    `needs`: names of Trace fields that `score` reads. `score`: Trace -> (A,) token scores, higher = less
+    grounded. `features`: the sentence-level features (jobs and `aggregate` name them alike) that are
+    standardised and added; `direction` is +1 where a large feature means less grounded, else -1.
+    """
+
+    needs: frozenset[str]
+    score: Callable[[Trace], F32]
+    features: tuple[str, ...]
+    direction: int
+
+    @property
+    def needs_leave_one_out(self) -> bool:
+        """Whether the two-pass variant (`--loo off`) cannot serve this method."""
+        return bool(self.needs & LEAVE_ONE_OUT)
+
+
+METHODS: dict[str, Method] = {
+    "gasp": Method(
+        needs=frozenset({"logprob", "logprob_no_context", "jsd_no_context"}) | LEAVE_ONE_OUT,
+        score=gasp.score,
+        features=("gap", "jsd_none", "max_drop", "max_jsd"),
+        direction=-1,
+    ),
+    "gap": Method(
+        needs=frozenset({"logprob", "logprob_no_context"}),
+        score=gasp.score_gap,
+        features=("gap",),
+        direction=-1,
+    ),
+    "jsd_none": Method(
+        needs=frozenset({"jsd_no_context"}),
+        score=gasp.score_jsd_none,
+        features=("jsd_none",),
+        direction=-1,
+    ),
+    "perplexity": Method(
+        needs=frozenset({"logprob"}),
+        score=baselines.score_perplexity,
+        features=("surprisal",),
+        direction=+1,
+    ),
+    "length": Method(
+        needs=frozenset(),
+        score=baselines.score_length,
+        features=("n_tokens",),
+        direction=+1,
+    ),
+}

@@ -1,0 +1,159 @@
+"""One frozen tree of settings: defaults here, YAML over them, `--set` and flags over both."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from jobs.errors import ConfigError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ScorerConfig(_Section):
+    """The model that re-reads the answers."""
+
+    name: str = "smollm2-135m"  # a known name, hub id, local folder or GGUF file
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    window_tokens: int | None = Field(default=None, ge=64)  # None: what the model was trained for
+    cache_dir: str | None = None  # where fetched weights live; None: ~/.cache/leadline
+
+
+class ReadConfig(_Section):
+    """How log files become records."""
+
+    format: Literal["auto", "jsonl", "json", "csv", "parquet"] = "auto"
+    unit_bytes: int = Field(default=1 << 20, ge=1024)  # slice of a JSONL file that one work unit covers
+    unit_rows: int = Field(default=512, ge=1)  # rows of a Parquet row group that one work unit covers
+    max_record_bytes: int = Field(default=16 << 20, ge=1024)  # a longer line or row is a reject
+    max_file_bytes: int = Field(default=256 << 20, ge=1024)  # JSON documents are read whole, up to this
+    min_answer_tokens: int = Field(default=1, ge=1)
+    allow_missing_question: bool = False
+    limit: int | None = Field(default=None, ge=1)  # read at most this many rows, in listing order
+
+
+class JudgeConfig(_Section):
+    """Every opinion about what is shown. Changing it costs no forward pass."""
+
+    deciding_method: str = "gasp"
+    flag_budget: float = Field(default=0.10, gt=0, lt=1)  # share of sentences to show without a profile
+    evidence_floor_nats: float = 0.05  # below this mean drop per token no passage is called evidence
+
+
+class WorkersConfig(_Section):
+    """Who does the measuring."""
+
+    device: Literal["auto", "gpu", "cpu"] = "auto"
+    count: int | None = Field(default=None, ge=1)  # None: one per GPU, else one per CPU core
+    cpus_per_worker: int = Field(default=1, ge=1)  # also the torch threads: numbers depend on them
+    max_attempts: int = Field(default=3, ge=1)  # tries per unit before it counts as failed
+    address: str | None = None  # Ray cluster to join; None: a local one
+
+
+class ReportConfig(_Section):
+    """The page."""
+
+    cards: int = Field(default=100, ge=0, le=500)  # worst answers shown
+    title: str = "Leadline audit"
+
+
+class Config(_Section):
+    """Everything a run depends on, beside its logs."""
+
+    scorer: ScorerConfig = ScorerConfig()
+    profile: Literal["plain", "chat", "gasp-v1", "gasp-v2"] = "plain"  # how a record becomes a prompt
+    loo: Literal["exact", "off"] = "exact"
+    methods: tuple[str, ...] = ("gasp", "gap", "jsd_none", "perplexity", "length")
+    fields: dict[str, str] = {}  # our name -> dotted path in your rows, before the built-in aliases
+    read: ReadConfig = ReadConfig()
+    judge: JudgeConfig = JudgeConfig()
+    workers: WorkersConfig = WorkersConfig()
+    report: ReportConfig = ReportConfig()
+    storage: dict[str, Any] = {}  # options for fsspec, e.g. {"endpoint_url": "http://..."} for S3
+    store_text: Literal["full", "none"] = "full"
+    fail_over: float | None = Field(default=None, ge=0, le=1)
+
+    def measured_by(self) -> dict[str, Any]:
+        """The part that measurements depend on: what a resumed run must share with the run it resumes."""
+        tree = self.model_dump(mode="json")
+        return {key: tree[key] for key in ("scorer", "profile", "loo", "fields", "read", "store_text")} | {
+            "cpus_per_worker": self.workers.cpus_per_worker
+        }
+
+
+def fingerprint(tree: Any) -> str:
+    """First 12 hex digits of the SHA-256 of a JSON tree, independent of key order."""
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def load_config(path: str | None, overrides: list[str], flags: dict[str, Any]) -> Config:
+    """Read YAML at `path`, then `--set a.b=value` pairs, then flags (dotted keys; None = not given).
+
+    Raises ConfigError with the key at fault. Nothing else is read or opened.
+    """
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tree = yaml.safe_load(Path(path).read_text()) or {}
+        except OSError as error:
+            raise ConfigError(f"config {path}: cannot be read ({error.strerror})") from None
+        except yaml.YAMLError as error:
+            where = getattr(error, "problem_mark", None)
+            line = f" at line {where.line + 1}" if where else ""
+            raise ConfigError(f"config {path}: not valid YAML{line}") from None
+        if not isinstance(tree, dict):
+            raise ConfigError(f"config {path}: the top level must be keys and values")
+    for pair in overrides:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair}: write it as --set key.path=value")
+        try:
+            _put(tree, key, yaml.safe_load(value))
+        except yaml.YAMLError:
+            raise ConfigError(f"--set {pair}: the value is not valid YAML") from None
+    for key, value in flags.items():
+        if value is not None:
+            _put(tree, key, value)
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise ConfigError(f"setting {where}: {first['msg']}{more}") from None
+    _check(config)
+    return config
+
+
+def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, leaf = dotted.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"setting {dotted}: {parent} is a value, not a section")
+    tree[leaf] = value
+
+
+def _check(config: Config) -> None:
+    from detector.methods import METHODS  # local: keeps `leadline --help` free of numpy
+
+    for name in (*config.methods, config.judge.deciding_method):
+        if name not in METHODS:
+            raise ConfigError(f"setting methods: no method {name!r}; known: {', '.join(METHODS)}")
+    if config.judge.deciding_method not in config.methods:
+        raise ConfigError(
+            f"setting judge.deciding_method: {config.judge.deciding_method!r} is not among methods"
+        )
+    if config.loo == "off":
+        wanting = [m for m in config.methods if METHODS[m].needs_leave_one_out]
+        if wanting:
+            raise ConfigError(
+                f"setting loo: off leaves out what {', '.join(wanting)} reads; "
+                "add --methods gap,jsd_none and --set judge.deciding_method=gap, or use --loo exact"
+            )
