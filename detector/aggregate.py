@@ -5,15 +5,14 @@ over the removed pieces. The whole per-piece vector is kept beside the maximum.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from detector.prompts import Reading
+from detector.sentences import Span
 from detector.trace import I32, Piece, Trace
-
-Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +60,99 @@ class Measurement:
     n_computed_tokens: int
     n_windows: int
     truncated: bool
+
+
+def assign_tokens(answer: str, offsets: I32, sentences: Sequence[Span], *, raw: bool = False) -> NDArray[np.int32]:
+    """(A,) index of the sentence that each token belongs to, -1 for none.
+
+    A token belongs to the sentence of its first character that is not white space, because byte-level
+    tokens carry the space before a word. `raw` uses the start of the offset instead, as the GASP author's
+    code does: the first token of every sentence but the first then counts for the sentence before.
+    """
+    owner = np.full(len(answer) + 1, -1, dtype=np.int32)
+    for index, (start, end) in enumerate(sentences):
+        owner[start:end] = index
+    firsts = []
+    for start, end in offsets.tolist():
+        first = start
+        while not raw and first < end and answer[first].isspace():
+            first += 1
+        firsts.append(first)
+    return owner[np.asarray(firsts, dtype=np.int64)]
+
+
+def span_features(trace: Trace, tokens: NDArray[np.intp], piece_indices: Sequence[int], n_pieces: int) -> Features:
+    """Features over some answer tokens (indices, at least one) of one window.
+
+    `piece_indices[k]` is the place of the window's piece k among the record's `n_pieces`.
+    """
+
+    def mean(values: NDArray[np.float32]) -> NDArray[np.float64]:
+        return values[..., tokens].mean(axis=-1, dtype=np.float64)
+
+    logprob = mean(trace.logprob)
+    drops: list[float | None] = [None] * n_pieces
+    jsds: list[float | None] = [None] * n_pieces
+    if trace.logprob_without is not None and trace.jsd_without is not None:
+        window_drops, window_jsds = logprob - mean(trace.logprob_without), mean(trace.jsd_without)
+        for k, index in enumerate(piece_indices):
+            drops[index], jsds[index] = float(window_drops[k]), float(window_jsds[k])
+    return Features(
+        gap=float(logprob - mean(trace.logprob_no_context)),
+        jsd_none=float(mean(trace.jsd_no_context)),
+        max_drop=max((d for d in drops if d is not None), default=None),
+        max_jsd=max((j for j in jsds if j is not None), default=None),
+        surprisal=float(-logprob),
+        entropy=float(mean(trace.entropy)),
+        drops=tuple(drops),
+        jsds=tuple(jsds),
+    )
+
+
+def measure(reading: Reading, answer: str, traces: Sequence[Trace], n_passages: int) -> Measurement:
+    """Reduce the traces of a record's windows (one each, whole answer) to its sentences and the response.
+
+    Read in several windows, a sentence takes the one with the largest gap: a passage that supports it is in
+    one window and not in the others. The response does the same over all its tokens.
+    """
+    n_pieces, profile = len(reading.pieces), reading.profile
+    offsets = np.asarray(reading.offsets, dtype=np.int32).reshape(-1, 2)
+    owner = assign_tokens(answer, offsets, reading.sentences, raw=profile.raw_offsets)
+
+    def best(tokens: NDArray[np.intp]) -> Features:
+        seen = [
+            span_features(trace, tokens, window.piece_indices, n_pieces)
+            for trace, window in zip(traces, reading.windows, strict=True)
+        ]
+        return max(seen, key=lambda features: features.gap)
+
+    sentences = []
+    for index, (start, end) in enumerate(reading.sentences):
+        tokens = np.flatnonzero(owner == index)
+        if len(tokens) < profile.min_sentence_tokens:
+            continue
+        features = best(tokens)
+        known = [k for k, drop in enumerate(features.drops) if drop is not None]
+        top = max(known, key=lambda k: features.drops[k] or 0.0, default=None)
+        sentences.append(
+            SentenceMeasurement(
+                index=index,
+                start=start,
+                end=end,
+                n_tokens=len(tokens),
+                n_windows=len(traces),
+                truncated=reading.truncated,
+                features=features,
+                evidence=None if top is None else reading.pieces[top],
+            )
+        )
+    return Measurement(
+        sentences=tuple(sentences),
+        features=best(np.arange(len(offsets))),
+        n_passages=n_passages,
+        n_context_tokens=max(window.n_context_tokens for window in reading.windows),
+        n_answer_tokens=len(offsets),
+        n_computed_tokens=sum(trace.n_computed_tokens for trace in traces),
+        n_windows=len(traces),
+        truncated=reading.truncated,
+    )

@@ -1,0 +1,157 @@
+"""Log-probability, entropy and Jensen-Shannon divergence over the vocabulary, in blocks.
+
+The answer rows of all conditions come in as hidden states; logits exist only for one tile at a time. Memory
+beyond the inputs and the (conditions, A) results is set by `block_bytes`, whatever A, V and K are. Sums run
+in float32 (float64 for a float64 model) whatever the model's dtype: logits rounded to bfloat16 would cancel
+in the divergence of two nearly equal distributions.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BLOCK_BYTES = 64 << 20
+"""Default size of the logits tile. Large enough that the head's weights are re-read a few times only."""
+
+_CACHE_BYTES = 2 << 20  # element-wise work on a CPU goes through sub-blocks that stay in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The output layer: `weight` (V, D), optional `bias` (V,), then `softcap * tanh(x / softcap)` if set."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @property
+    def accumulator(self) -> torch.dtype:
+        """The dtype that logits are kept and reduced in."""
+        return torch.float64 if self.weight.dtype == torch.float64 else torch.float32
+
+    def logits(self, hidden: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """(N, D) -> (N, stop - start) logits of that slice of the vocabulary, accumulated in float32."""
+        weight = self.weight[start:stop]
+        dtype = self.accumulator
+        if weight.dtype == dtype:
+            out = hidden.to(dtype) @ weight.T
+        elif weight.is_cuda:
+            out = torch.mm(hidden.to(weight.dtype), weight.T, out_dtype=dtype)
+        else:
+            out = hidden.to(dtype) @ weight.T.to(dtype)
+        if self.bias is not None:
+            out += self.bias[start:stop]
+        if self.scale != 1.0:
+            out *= self.scale
+        if self.softcap is not None:
+            out.div_(self.softcap).tanh_().mul_(self.softcap)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What is kept of C conditions x A answer rows x V: all in nats, in the head's accumulator dtype."""
+
+    logprob: Tensor
+    """(C, A) log-probability of the realised token, <= 0."""
+    entropy: Tensor
+    """(C, A), in [0, ln V]."""
+    jsd: Tensor
+    """(C - 1, A) divergence of each later condition from the first, in [0, ln 2]."""
+
+
+def reduce_vocabulary(
+    hidden: Tensor, targets: Tensor, head: Head, *, block_bytes: int = BLOCK_BYTES, epsilon: float = 0.0
+) -> Reduction:
+    """Reduce (C, A, D) hidden states against (A,) realised tokens; condition 0 is the reference.
+
+    JSD(P, Q) = (KL(P|M) + KL(Q|M)) / 2 with M = (P + Q) / 2, taken element by element as
+    (p log p + q log q) / 2 - m log m so that equal distributions cancel before the sum. `epsilon` > 0
+    reproduces the GASP author's code instead, which adds 1e-8 inside log m and log q (not inside log p).
+    """
+    n_conditions, n_rows, _ = hidden.shape
+    n_vocabulary = head.weight.shape[0]
+    options = {"dtype": head.accumulator, "device": hidden.device}
+    logprob = torch.empty((n_conditions, n_rows), **options)
+    entropy = torch.empty((n_conditions, n_rows), **options)
+    jsd = torch.empty((n_conditions - 1, n_rows), **options)
+    rows, columns, keep = _tile(n_conditions, n_rows, n_vocabulary, block_bytes, hidden)
+    for first in range(0, n_rows, rows):
+        part = slice(first, min(first + rows, n_rows))
+        block = hidden[:, part]
+        read = _kept(block, head) if keep else _recomputed(block, head)
+        tile = _reduce_rows(read, targets[part], n_vocabulary, columns, epsilon)
+        logprob[:, part], entropy[:, part], jsd[:, part] = tile
+    return Reduction(logprob, entropy, jsd)
+
+
+def _tile(
+    n_conditions: int, n_rows: int, n_vocabulary: int, block_bytes: int, hidden: Tensor
+) -> tuple[int, int, bool]:
+    """Rows and columns of a tile, and whether a row of all conditions fits so that logits can be kept."""
+    item = 8 if hidden.dtype == torch.float64 else 4
+    per_row = n_conditions * n_vocabulary * item
+    if per_row <= block_bytes:
+        rows = min(n_rows, block_bytes // per_row)
+        if hidden.is_cuda:  # kernels stream through memory anyway; fewer launches win
+            return rows, n_vocabulary, True
+        return rows, max(256, _CACHE_BYTES // (n_conditions * rows * item)), True
+    # The head runs twice (normalisers first), and about five tensors of a tile's size are alive at once.
+    rows = max(1, min(n_rows, 64 // n_conditions))
+    return rows, max(1, block_bytes // (5 * n_conditions * rows * item)), False
+
+
+Read = Callable[[int, int], Tensor]
+
+
+def _kept(block: Tensor, head: Head) -> Read:
+    n_conditions, n_rows, width = block.shape
+    logits = head.logits(block.reshape(-1, width)).view(n_conditions, n_rows, -1)
+    return lambda start, stop: logits[:, :, start:stop]
+
+
+def _recomputed(block: Tensor, head: Head) -> Read:
+    n_conditions, n_rows, width = block.shape
+    flat = block.reshape(-1, width)
+    return lambda start, stop: head.logits(flat, start, stop).view(n_conditions, n_rows, -1)
+
+
+def _reduce_rows(
+    read: Read, targets: Tensor, n_vocabulary: int, columns: int, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All conditions of a few rows: normalisers in a first walk over the vocabulary, the rest in a second."""
+    blocks = [(s, min(s + columns, n_vocabulary)) for s in range(0, n_vocabulary, columns)]
+    parts = [torch.logsumexp(read(start, stop), dim=-1) for start, stop in blocks]
+    normaliser = torch.logsumexp(torch.stack(parts), dim=0)[:, :, None]  # (C, R, 1)
+    realised = torch.zeros_like(parts[0])
+    entropy = torch.zeros_like(parts[0])
+    jsd = torch.zeros_like(parts[0][1:])
+    for start, stop in blocks:
+        logp = read(start, stop) - normaliser  # (C, R, columns)
+        inside = (targets >= start) & (targets < stop)
+        index = (targets - start).clamp(0, stop - start - 1).expand(logp.shape[0], -1)[:, :, None]
+        realised += torch.where(inside, logp.gather(-1, index)[:, :, 0], 0.0)
+        p = logp.exp()
+        plogp = logp.mul_(p)  # logp is not needed any more, except in the compatible form
+        entropy -= plogp.sum(dim=-1)
+        if epsilon:
+            jsd += _compatible_jsd(p, plogp, epsilon)
+        else:
+            mixture = (p[1:] + p[:1]).mul_(0.5)
+            mixture *= mixture.clamp_min(torch.finfo(p.dtype).tiny).log_()
+            plogp[1:] += plogp[:1]
+            jsd += plogp[1:].mul_(0.5).sub_(mixture).sum(dim=-1)
+    bound = math.log(2) + (1e-4 if epsilon else 0.0)
+    return realised, entropy.clamp_(min=0.0), jsd.clamp_(0.0, bound)
+
+
+def _compatible_jsd(p: Tensor, plogp: Tensor, epsilon: float) -> Tensor:
+    """(C - 1, R) as in `gasp-rag` 0.2.1: epsilon inside log m and log q, the exact log on the P side."""
+    log_mixture = ((p[1:] + p[:1]) * 0.5 + epsilon).log()
+    kl_p = plogp[:1] - p[:1] * log_mixture
+    kl_q = p[1:] * ((p[1:] + epsilon).log() - log_mixture)
+    return 0.5 * (kl_p + kl_q).sum(dim=-1)
