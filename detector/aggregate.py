@@ -62,7 +62,9 @@ class Measurement:
     truncated: bool
 
 
-def assign_tokens(answer: str, offsets: I32, sentences: Sequence[Span], *, raw: bool = False) -> NDArray[np.int32]:
+def assign_tokens(
+    answer: str, offsets: I32, sentences: Sequence[Span], *, raw: bool = False
+) -> NDArray[np.int32]:
     """(A,) index of the sentence that each token belongs to, -1 for none.
 
     A token belongs to the sentence of its first character that is not white space, because byte-level
@@ -81,14 +83,16 @@ def assign_tokens(answer: str, offsets: I32, sentences: Sequence[Span], *, raw: 
     return owner[np.asarray(firsts, dtype=np.int64)]
 
 
-def span_features(trace: Trace, tokens: NDArray[np.intp], piece_indices: Sequence[int], n_pieces: int) -> Features:
+def span_features(
+    trace: Trace, tokens: NDArray[np.intp], piece_indices: Sequence[int], n_pieces: int
+) -> Features:
     """Features over some answer tokens (indices, at least one) of one window.
 
     `piece_indices[k]` is the place of the window's piece k among the record's `n_pieces`.
     """
 
     def mean(values: NDArray[np.float32]) -> NDArray[np.float64]:
-        return values[..., tokens].mean(axis=-1, dtype=np.float64)
+        return np.asarray(values[..., tokens].mean(axis=-1, dtype=np.float64))
 
     logprob = mean(trace.logprob)
     drops: list[float | None] = [None] * n_pieces
@@ -129,6 +133,9 @@ def measure(reading: Reading, answer: str, traces: Sequence[Trace], n_passages: 
     sentences = []
     for index, (start, end) in enumerate(reading.sentences):
         tokens = np.flatnonzero(owner == index)
+        if not len(tokens) and not profile.raw_offsets:
+            # Its only characters share a token with the sentence before ("." + "\n1" in one token).
+            tokens = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > start))
         if len(tokens) < profile.min_sentence_tokens:
             continue
         features = best(tokens)
@@ -150,7 +157,7 @@ def measure(reading: Reading, answer: str, traces: Sequence[Trace], n_passages: 
         sentences=tuple(sentences),
         features=best(np.arange(len(offsets))),
         n_passages=n_passages,
-        n_context_tokens=max(window.n_context_tokens for window in reading.windows),
+        n_context_tokens=reading.n_context_tokens,
         n_answer_tokens=len(offsets),
         n_computed_tokens=sum(trace.n_computed_tokens for trace in traces),
         n_windows=len(traces),

@@ -34,7 +34,7 @@ def last_rows(body: Any, sequences: Sequence[Ids], n_rows: int) -> tuple[Tensor,
             continue
         cache.crop(node.start - cache.get_seq_length())
         tokens = torch.tensor([node.tokens], device=device)
-        states = body(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[0]
+        states = body(input_ids=tokens, cache=cache, use_cache=True).last_hidden_state[0]
         for index in node.sequences:
             rows[index].extend(_overlap(states, node, len(sequences[index]), n_rows))
     return torch.stack([torch.cat(parts) for parts in rows]), tree.n_tokens

@@ -11,6 +11,7 @@ a record are joined by newlines to make that string, and cut into at most K chun
 import math
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from detector.record import Record
@@ -43,7 +44,7 @@ def sentence_spans(text: str) -> list[Span]:
     cuts = [0, *ends]
     if cuts[-1] < len(text):
         cuts.append(len(text))
-    return [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if text[a:b].strip()]
+    return [(a, b) for a, b in pairwise(cuts) if text[a:b].strip()]
 
 
 def conditions(record: Record, tokenizer: Any, version: str, k: int) -> Conditions:
@@ -51,7 +52,11 @@ def conditions(record: Record, tokenizer: Any, version: str, k: int) -> Conditio
     context = "\n".join(passage.text for passage in record.passages)
     limit = MAX_CONTEXT_TOKENS[version]
     encoded = tokenizer(
-        context, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True, verbose=False
+        context,
+        add_special_tokens=False,
+        split_special_tokens=True,
+        return_offsets_mapping=True,
+        verbose=False,
     )
     ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
     n_tokens, truncated = min(len(ids), limit), len(ids) > limit

@@ -6,7 +6,6 @@ holds tokens that are computed once for every sequence below it; the sum over no
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 
 Ids = tuple[int, ...]
 
@@ -50,11 +49,13 @@ def build_tree(sequences: Sequence[Ids]) -> Node:
 
 
 def _node(sequences: Sequence[Ids], members: tuple[int, ...], start: int) -> Node:
-    shared: Ids = tuple(commonprefix([sequences[i][start:] for i in members]))
-    stop = start + len(shared)
+    # What the smallest and the largest share in dictionary order, everything between them shares too.
+    low = min(sequences[i] for i in members)
+    high = max(sequences[i] for i in members)
+    stop = next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
     branches: dict[int, list[int]] = {}
     for i in members:
         if len(sequences[i]) > stop:
             branches.setdefault(sequences[i][stop], []).append(i)
     children = tuple(_node(sequences, tuple(group), stop) for group in branches.values())
-    return Node(start, shared, members, children)
+    return Node(start, low[start:stop], members, children)

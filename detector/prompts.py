@@ -6,6 +6,7 @@ piece: every passage starts and ends on a token boundary, and removing it change
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from detector import gasp_prompts
@@ -47,14 +48,13 @@ PROFILES = {
 class Window:
     """The prompts of one window: pieces `piece_indices` (of Reading.pieces) are in it.
 
-    `without[k]` leaves out `piece_indices[k]`. `n_context_tokens` counts the passages in `full`.
+    `without[k]` leaves out `piece_indices[k]`.
     """
 
     full: Ids
     none: Ids
     without: tuple[Ids, ...]
     piece_indices: tuple[int, ...]
-    n_context_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ class Reading:
     """Everything the forward pass needs to know about one record.
 
     `windows` is one entry unless the context does not fit the scorer; `segments` likewise for the answer.
-    `offsets` (A pairs) and `sentences` are code points into the answer.
+    `offsets` (A pairs) and `sentences` are code points into the answer; `n_context_tokens` counts the
+    passages once, however many windows they take.
     """
 
     profile: PromptProfile
@@ -72,6 +73,7 @@ class Reading:
     pieces: tuple[Piece, ...]
     windows: tuple[Window, ...]
     segments: tuple[Segment, ...]
+    n_context_tokens: int
     truncated: bool = False
 
 
@@ -98,10 +100,10 @@ def read_record(record: Record, tokenizer: Any, profile: PromptProfile, window_t
     for indices in group_pieces([len(p) for p in pieces_ids], room):
         parts = [pieces_ids[i] for i in indices]
         without = tuple(head + _concat(parts[:k] + parts[k + 1 :]) + tail for k in range(len(parts)))
-        context = _concat(parts)
-        windows.append(Window(head + context + tail, head + tail, without, indices, len(context)))
+        windows.append(Window(head + _concat(parts) + tail, head + tail, without, indices))
     sentences = tuple(split_sentences(record.answer, record.language))
-    return Reading(profile, ids, offsets, sentences, pieces, tuple(windows), segments)
+    n_context = sum(len(part) for part in pieces_ids)
+    return Reading(profile, ids, offsets, sentences, pieces, tuple(windows), segments, n_context)
 
 
 def encode(tokenizer: Any, text: str, *, special: bool = False) -> tuple[Ids, tuple[Span, ...]]:
@@ -179,7 +181,7 @@ def _chunks(offsets: tuple[Span, ...], length: int, room: int) -> list[Span]:
     aim = max(1, room * 7 // 8)
     n_chunks = -(-len(offsets) // aim)
     cuts = [offsets[len(offsets) * i // n_chunks][0] for i in range(n_chunks)] + [length]
-    return [(start, end) for start, end in zip(cuts, cuts[1:], strict=False) if start < end]
+    return [(start, end) for start, end in pairwise(cuts) if start < end]
 
 
 def _concat(parts: list[Ids]) -> Ids:
@@ -202,13 +204,20 @@ def _read_gasp(
     if longest > window_tokens:
         detail = f"{longest} tokens, the scorer reads {window_tokens}; profile {profile.name} has no windows"
         raise RecordRejected(RejectReason.OVER_WINDOW, detail)
-    window = Window(
-        prompts[0], prompts[1], tuple(prompts[2:]), tuple(range(len(plan.pieces))), plan.n_context_tokens
-    )
+    window = Window(prompts[0], prompts[1], tuple(prompts[2:]), tuple(range(len(plan.pieces))))
     sentences = tuple(gasp_prompts.sentence_spans(record.answer))
     segments = (Segment(0, 0, len(ids)),)
-    truncated = cut or plan.truncated
-    return Reading(profile, ids, offsets, sentences, plan.pieces, (window,), segments, truncated)
+    return Reading(
+        profile,
+        ids,
+        offsets,
+        sentences,
+        plan.pieces,
+        (window,),
+        segments,
+        n_context_tokens=plan.n_context_tokens,
+        truncated=cut or plan.truncated,
+    )
 
 
 def _whole(tokenizer: Any, text: str) -> Ids:

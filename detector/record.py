@@ -49,8 +49,6 @@ class Record:
         passages: Iterable[Passage | str] = self.passages
         if isinstance(passages, str):
             raise TypeError("passages must be a sequence of passages, got one string: wrap it in a list")
-        object.__setattr__(
-            self, "passages", tuple(Passage(p) if isinstance(p, str) else p for p in passages)
-        )
+        object.__setattr__(self, "passages", tuple(Passage(p) if isinstance(p, str) else p for p in passages))
         if self.undivided and len(self.passages) > 1:
             raise ValueError("an undivided record holds its whole context in one passage")

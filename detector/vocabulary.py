@@ -75,10 +75,9 @@ def reduce_vocabulary(
     """
     n_conditions, n_rows, _ = hidden.shape
     n_vocabulary = head.weight.shape[0]
-    options = {"dtype": head.accumulator, "device": hidden.device}
-    logprob = torch.empty((n_conditions, n_rows), **options)
-    entropy = torch.empty((n_conditions, n_rows), **options)
-    jsd = torch.empty((n_conditions - 1, n_rows), **options)
+    logprob = hidden.new_empty((n_conditions, n_rows), dtype=head.accumulator)
+    entropy = torch.empty_like(logprob)
+    jsd = torch.empty_like(logprob[1:])
     rows, columns, keep = _tile(n_conditions, n_rows, n_vocabulary, block_bytes, hidden)
     for first in range(0, n_rows, rows):
         part = slice(first, min(first + rows, n_rows))
