@@ -16,6 +16,8 @@ because they beat the sum at several levels in the author's own data.
 from detector.errors import DetectorError
 from detector.trace import F32, Trace
 
+_NO_PASSES = "gasp reads leave-one-out passes that this trace does not hold: use loo=exact"
+
 
 def gap(trace: Trace) -> F32:
     """(A,) nats, any sign: what all passages together add to each token's log-probability."""
@@ -25,7 +27,7 @@ def gap(trace: Trace) -> F32:
 def drops(trace: Trace) -> F32:
     """(K, A) nats, any sign: what each piece alone adds. Raises DetectorError without leave-one-out."""
     if trace.logprob_without is None:
-        raise DetectorError("gasp reads leave-one-out passes that this trace does not hold: use loo=exact")
+        raise DetectorError(_NO_PASSES)
     return trace.logprob[None, :] - trace.logprob_without
 
 
@@ -35,11 +37,10 @@ def score(trace: Trace) -> F32:
     Higher = less grounded. For a look at single tokens: sentence scores standardise each feature against
     reference statistics (`calibration.score`) and take the maximum after the mean.
     """
-    total = gap(trace) + trace.jsd_no_context
-    jsd_without = trace.jsd_without
-    if trace.pieces and jsd_without is not None:
-        total = total + drops(trace).max(axis=0) + jsd_without.max(axis=0)
-    return -total
+    if trace.jsd_without is None:
+        raise DetectorError(_NO_PASSES)
+    largest = drops(trace).max(axis=0) + trace.jsd_without.max(axis=0) if trace.pieces else 0.0
+    return -(gap(trace) + trace.jsd_no_context + largest)
 
 
 def score_gap(trace: Trace) -> F32:

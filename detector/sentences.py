@@ -15,8 +15,8 @@ import sentencex
 Span = tuple[int, int]
 
 _FENCE = re.compile(r"^[ \t]*(```|~~~)")
-_BLOCK_START = re.compile(r"^[ \t]*(?:[-*+•–][ \t]+|\(?\d{1,3}[.)][ \t]+|#{1,6}[ \t]+)")
-_TABLE_ROW = re.compile(r"^[ \t]*\|")
+_BLOCK_START = re.compile(r"^[ \t]*(?:[-*+•–][ \t]+|\(?\d{1,3}[.)][ \t]+)")
+_WHOLE_LINE = re.compile(r"^[ \t]*(?:\||#{1,6}[ \t])")  # a table row or a heading
 _MARKER_ONLY = re.compile(r"^[ \t]*(?:[-*+•–]|\(?\d{1,3}[.)]|#{1,6})[ \t]*$")
 _WORD = re.compile(r"\w")
 
@@ -124,18 +124,18 @@ def _boundaries(code: str, block: str) -> list[Span]:
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
-    """Cut before list items, headings and blank lines; fenced code and table rows stay whole (True)."""
+    """Cut before list items and blank lines; headings, table rows and fenced code stay whole (True)."""
     start = position = 0
     fenced = False
     for line in text.splitlines(keepends=True):
         fence = _FENCE.match(line) is not None
-        row = not fenced and _TABLE_ROW.match(line) is not None
-        opens = fence or row or _BLOCK_START.match(line) is not None or not line.strip()
+        whole = not fenced and _WHOLE_LINE.match(line) is not None
+        opens = fence or whole or _BLOCK_START.match(line) is not None or not line.strip()
         if opens and not fenced and position > start:
             yield start, position, False
             start = position
         position += len(line)
-        if row or (fence and fenced):
+        if whole or (fence and fenced):
             yield start, position, True
             start = position
         if fence:

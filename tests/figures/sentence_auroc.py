@@ -2,9 +2,9 @@
 
     python -m tests.figures.sentence_auroc [--answers 200] [--seed 0] [--profile plain]
 
-A sentence counts as unsupported when it overlaps a marked span. Standardisation uses the same sentences and no
-labels, as a run without a profile does. Intervals: 1,000 bootstrap samples of sources (answers to one question
-stay together), 2.5 % to 97.5 %.
+A sentence counts as unsupported when it overlaps a marked span. Standardisation uses the same sentences and
+no labels, as a run without a profile does. Intervals: 1,000 bootstrap samples of sources (answers to one
+question stay together), 2.5 % to 97.5 %.
 """
 
 import argparse

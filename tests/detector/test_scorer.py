@@ -1,0 +1,185 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from detector import Record, RecordRejected, Scorer, ScorerError
+from detector.aggregate import Measurement
+from detector.calibration import Reference
+from detector.scorer import fingerprint
+from tests.detector.reference import separate_passes
+from tests.figures.exact_equals_separate import compare, tiny_float64
+
+RECORD = Record(
+    question="Who built the bridge?",
+    passages=["Ada built the bridge in 1891.", "It was painted green in 1920.", "Tolls ended in 1950."],
+    answer="Ada built it in 1891. It has been green since. Tolls ended in 1950.",
+    response_id="r1",
+)
+
+
+def numbers(measurement: Measurement) -> np.ndarray:
+    rows = [
+        [s.features.gap, s.features.jsd_none, *s.features.drops, *s.features.jsds]
+        for s in measurement.sentences
+    ]
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("passages", [1, 3])
+def test_exact_equals_separate_passes_to_1e_9_in_float64(tiny_scorer_dir, passages):
+    record = Record(RECORD.question, RECORD.passages[:passages], RECORD.answer)
+    logprob, jsd = compare(tiny_float64(tiny_scorer_dir), record, torch.float64)
+    assert logprob < 1e-9 and jsd < 1e-9
+
+
+@pytest.mark.parametrize("profile", ["chat", "gasp-v1", "gasp-v2"])
+def test_every_profile_equals_separate_passes(tiny_of, profile):
+    scorer = tiny_of(profile=profile)
+    reading, (trace,) = scorer.trace(RECORD)
+    (window,) = reading.windows
+    prompts = (window.full, window.none, *window.without)
+    logprob, _ = separate_passes(scorer.model, prompts, reading.answer_ids, torch.float32)
+    ours = np.concatenate([trace.logprob[None], trace.logprob_no_context[None], trace.logprob_without])
+    np.testing.assert_allclose(ours, logprob, atol=1e-5)
+
+
+def test_the_model_is_handed_exactly_the_tokens_of_the_plan(tiny):
+    reading, _ = tiny.trace(RECORD)
+    (window,) = reading.windows
+    prompts = (window.full, window.none, *window.without)
+    seen = []
+    hook = tiny.model.base_model.register_forward_pre_hook(
+        lambda _, __, given: seen.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    _, (trace,) = tiny.trace(RECORD)
+    hook.remove()
+    distinct = {
+        (prompt + reading.answer_ids[:-1])[:n]
+        for prompt in prompts
+        for n in range(1, len(prompt) + len(reading.answer_ids))
+    }
+    assert sum(seen) == trace.n_computed_tokens == len(distinct)
+
+
+def test_two_equal_passages_share_one_condition(tiny):
+    twice = Record("q", ["Same text here.", "Same text here."], "An answer.")
+    _, (trace,) = tiny.trace(twice)
+    np.testing.assert_array_equal(trace.logprob_without[0], trace.logprob_without[1])
+
+
+def test_loo_off_takes_two_passes_and_keeps_gap(tiny):
+    full, two = tiny.measure(RECORD), tiny.measure(RECORD, leave_one_out=False)
+    assert two.n_computed_tokens < full.n_computed_tokens
+    assert [s.features.gap for s in two.sentences] == pytest.approx([s.features.gap for s in full.sentences])
+    assert two.sentences[0].features.max_drop is None and two.sentences[0].evidence is None
+
+
+def test_a_long_answer_is_scored_whole_in_segments(tiny_of):
+    scorer = tiny_of(window_tokens=300)
+    answer = " ".join(f"Sentence {i} says so." for i in range(60))
+    found = scorer.measure(Record("q", ["A passage.", "Another one."], answer))
+    assert len(found.sentences) == 60 and not found.truncated
+    assert found.n_answer_tokens > 300
+    assert np.isfinite(numbers(found)).all()
+
+
+def test_a_long_context_is_read_in_windows_and_finds_its_evidence_index(tiny_of):
+    passages = [f"Passage {i} " + "about many things " * 6 for i in range(9)]
+    found = tiny_of(window_tokens=400).measure(Record("q", passages, "An answer. Another."))
+    assert found.n_windows > 1
+    for sentence in found.sentences:
+        drops = sentence.features.drops
+        known = [d for d in drops if d is not None]
+        assert len(drops) == 9 and 0 < len(known) < 9
+        assert drops[sentence.evidence.passage_index] == max(known)
+
+
+def test_audit_orders_sentences_and_names_evidence(tiny):
+    found = tiny.audit(RECORD)
+    assert [s.text for s in found.sentences] == [
+        "Ada built it in 1891.",
+        "It has been green since.",
+        "Tolls ended in 1950.",
+    ]
+    assert all(s.evidence.text == RECORD.passages[s.evidence.passage_index].text for s in found.sentences)
+    assert found.threshold is None and not any(s.flagged for s in found.sentences)
+
+
+def test_audit_flags_at_the_threshold_of_a_reference(tiny):
+    scores = sorted(s.score for s in tiny.audit(RECORD).sentences)
+    plain = Reference.identity()
+    reference = Reference.from_json(
+        plain.to_json().replace('"threshold": null', f'"threshold": {scores[-1]}')
+    )
+    assert sum(s.flagged for s in tiny.audit(RECORD, reference).sentences) == 1
+
+
+def test_too_short_an_answer_is_rejected(tiny):
+    with pytest.raises(RecordRejected, match="answer_too_short: 1 tokens, 5 needed"):
+        tiny.measure(Record("q", ["p"], "a"), min_answer_tokens=5)
+
+
+def test_fingerprint_follows_the_weights(tiny_scorer_dir, tmp_path, tiny):
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    copy = shutil.copytree(tiny_scorer_dir, tmp_path / "copy")
+    assert fingerprint(str(copy)).fingerprint == tiny.fingerprint
+    weights = load_file(copy / "model.safetensors")
+    weights["lm_head.weight"][0, 0] += 1
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    assert fingerprint(str(copy)).fingerprint != tiny.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: folder / "absent", "no such file or folder"),
+        (lambda folder: folder, "without config.json"),
+        (lambda folder: write(folder / "config.json", "{}").parent, "cannot be loaded"),
+        (lambda folder: write(folder / "notes.txt", "hello"), "not .gguf"),
+        (lambda folder: write(folder / "bad.gguf", "not a model"), "not a GGUF model"),
+    ],
+)
+def test_a_path_that_is_no_model_is_one_clear_line(tmp_path, make, message):
+    with pytest.raises(ScorerError, match=message) as caught:
+        Scorer.load(str(make(tmp_path)), cache_dir=str(tmp_path / "cache"))
+    assert "\n" not in str(caught.value)
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_pickled_weights_are_refused(tiny_scorer_dir, tmp_path):
+    import shutil
+
+    copy = shutil.copytree(tiny_scorer_dir, tmp_path / "copy")
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    with pytest.raises(ScorerError, match="cannot be loaded"):
+        Scorer.load(str(copy))
+
+
+def test_a_model_that_changes_its_logits_unannounced_is_refused(tiny_scorer_dir, monkeypatch):
+    from transformers import LlamaForCausalLM
+
+    original = LlamaForCausalLM.forward
+
+    def doubled(self, *arguments, **settings):
+        out = original(self, *arguments, **settings)
+        out.logits = out.logits * 2
+        return out
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", doubled)
+    with pytest.raises(ScorerError, match="changes its logits"):
+        Scorer.load(str(tiny_scorer_dir))
+
+
+def test_records_import_without_torch():
+    code = "import sys; from detector import Record; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,101 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from detector.vocabulary import Head, reduce_vocabulary
+
+
+def make(n_conditions, n_rows, n_vocabulary, dtype=torch.float64, width=16, spread=1.0):
+    torch.manual_seed(n_conditions * n_vocabulary)
+    base = torch.randn(1, n_rows, width, dtype=torch.float64)
+    hidden = base + spread * torch.randn(n_conditions, n_rows, width, dtype=torch.float64)
+    weight = torch.randn(n_vocabulary, width, dtype=torch.float64)
+    return hidden.to(dtype), torch.randint(n_vocabulary, (n_rows,)), weight.to(dtype)
+
+
+def reference(hidden, targets, weight, epsilon=0.0):
+    """The textbook formulas on whole float64 distributions."""
+    logits = hidden.double().numpy() @ weight.double().numpy().T
+    logits -= logits.max(-1, keepdims=True)
+    logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    p = np.exp(logp)
+    realised = np.take_along_axis(logp, targets.numpy()[None, :, None], -1)[..., 0]
+    mixture = (p[1:] + p[:1]) / 2 + epsilon
+    kl_p = (p[:1] * (logp[:1] - np.log(mixture))).sum(-1)
+    kl_q = (p[1:] * (np.log(p[1:] + epsilon) - np.log(mixture))).sum(-1)
+    return realised, -(p * logp).sum(-1), (kl_p + kl_q) / 2
+
+
+SHAPES = [(2, 1, 3), (3, 5, 997), (7, 33, 4096), (4, 9, 1025)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("block_bytes", [64 << 20, 1 << 16, 1 << 10])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-8])
+def test_blocks_agree_with_whole_distributions_in_float64(shape, block_bytes, epsilon):
+    hidden, targets, weight = make(*shape)
+    found = reduce_vocabulary(hidden, targets, Head(weight), block_bytes=block_bytes, epsilon=epsilon)
+    logprob, entropy, jsd = reference(hidden, targets, weight, epsilon)
+    np.testing.assert_allclose(found.logprob, logprob, atol=1e-10)
+    np.testing.assert_allclose(found.entropy, entropy, atol=1e-10)
+    np.testing.assert_allclose(found.jsd, jsd, atol=1e-10)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-3])
+def test_float32_error_is_no_larger_than_plain_torch_makes_in_float32(spread):
+    hidden, targets, weight = make(5, 17, 3001, torch.float32, spread=spread)
+    found = reduce_vocabulary(hidden, targets, Head(weight), block_bytes=1 << 18)
+    _, _, truth = reference(hidden, targets, weight)
+    logp = torch.log_softmax(hidden @ weight.T, dim=-1)
+    p, mixture = logp.exp(), ((logp.exp()[1:] + logp.exp()[:1]) / 2).log()
+    plain = ((p[:1] * (logp[:1] - mixture)).sum(-1) + (p[1:] * (logp[1:] - mixture)).sum(-1)) / 2
+    assert np.abs(found.jsd.numpy() - truth).max() <= np.abs(plain.numpy() - truth).max() + 1e-6
+
+
+def test_equal_distributions_diverge_by_rounding_only():
+    hidden, targets, weight = make(3, 4, 500, torch.float32, spread=0.0)
+    assert reduce_vocabulary(hidden, targets, Head(weight)).jsd.max() < 1e-6
+
+
+def test_disjoint_distributions_reach_ln_2_and_stay_finite():
+    weight = torch.tensor([[200.0, 0.0], [0.0, 200.0], [-200.0, -200.0]])
+    hidden = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
+    found = reduce_vocabulary(hidden, torch.tensor([1]), Head(weight))
+    assert found.jsd.item() == pytest.approx(math.log(2))
+    assert torch.isfinite(found.logprob).all()
+
+
+def test_bias_scale_and_softcap_are_applied_as_the_models_do():
+    hidden, targets, weight = make(2, 3, 50)
+    bias = torch.randn(50, dtype=torch.float64)
+    head = Head(weight, bias, scale=0.5, softcap=3.0)
+    logits = torch.tanh((hidden @ weight.T + bias) * 0.5 / 3.0) * 3.0
+    expected = torch.log_softmax(logits, -1).gather(-1, targets.expand(2, -1)[..., None])[..., 0]
+    torch.testing.assert_close(reduce_vocabulary(hidden, targets, head).logprob, expected)
+
+
+def test_bfloat16_weights_are_reduced_in_float32():
+    hidden, targets, weight = make(3, 4, 700, torch.bfloat16)
+    found = reduce_vocabulary(hidden, targets, Head(weight))
+    assert found.jsd.dtype == torch.float32
+    np.testing.assert_allclose(found.jsd, reference(hidden, targets, weight)[2], atol=1e-5)
+
+
+def test_no_tensor_larger_than_the_block_is_ever_made(monkeypatch):
+    """Peak memory is the block's, whatever A, K and V are: watch every logits tile that the head makes."""
+    sizes = []
+    original = Head.logits
+
+    def watched(self, *arguments):
+        out = original(self, *arguments)
+        sizes.append(out.nbytes)
+        return out
+
+    monkeypatch.setattr(Head, "logits", watched)
+    block = 1 << 20
+    for shape in [(22, 40, 5000), (3, 200, 5000), (22, 4, 50_000)]:
+        hidden, targets, weight = make(*shape, dtype=torch.float32)
+        reduce_vocabulary(hidden, targets, Head(weight), block_bytes=block)
+    assert max(sizes) <= block
