@@ -97,6 +97,11 @@ def load_config(path: str | None, overrides: list[str], flags: dict[str, Any]) -
 
     Raises ConfigError with the key at fault. Nothing else is read or opened.
     """
+    return make_config(read_settings(path, overrides, flags))
+
+
+def read_settings(path: str | None, overrides: list[str], flags: dict[str, Any]) -> dict[str, Any]:
+    """What was set, and only that: the tree of YAML, `--set` pairs and flags, not yet checked."""
     tree: dict[str, Any] = {}
     if path is not None:
         try:
@@ -120,6 +125,11 @@ def load_config(path: str | None, overrides: list[str], flags: dict[str, Any]) -
     for key, value in flags.items():
         if value is not None:
             _put(tree, key, value)
+    return tree
+
+
+def make_config(tree: dict[str, Any]) -> Config:
+    """Check a tree of settings and fill in the defaults. Raises ConfigError with the key at fault."""
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:

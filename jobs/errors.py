@@ -1,7 +1,7 @@
 """What the job raises on purpose.
 
-    JobError             exit code 1: the run failed; one line says what to do next
-    └── ConfigError      exit code 2: nothing was read or written yet
+JobError             exit code 1: the run failed; one line says what to do next
+└── ConfigError      exit code 2: nothing was read or written yet
 """
 
 

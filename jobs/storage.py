@@ -63,10 +63,13 @@ class Storage:
         info = fs.info(path)
         return Object(url, info["size"], _etag(info))
 
-    def open(self, url: str) -> BinaryIO:
-        """Open for reading, seekable. Never used for writing: a failed write would publish half a file."""
+    def open(self, url: str, block_bytes: int | None = None) -> BinaryIO:
+        """Open for reading, seekable. Never used for writing: a failed write would publish half a file.
+
+        `block_bytes` is what a remote store fetches ahead; None leaves it to the store (50 MB on S3).
+        """
         fs, path = self.filesystem(url)
-        return fs.open(path, "rb")
+        return fs.open(path, "rb", **({} if block_bytes is None else {"block_size": block_bytes}))
 
     def read(self, url: str) -> bytes:
         """The whole object. Raises FileNotFoundError."""

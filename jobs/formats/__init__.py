@@ -1,0 +1,88 @@
+"""Log files to records: every raw row becomes exactly one Accepted or one Reject."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from detector.errors import RecordRejected, RejectReason
+from jobs.config import Config
+from jobs.formats import csv_table, json_document, jsonl, parquet
+from jobs.formats.aliases import check_fields, fold
+from jobs.formats.aliases import resolved_mapping as _resolved_mapping
+from jobs.formats.labels import Labels, place_id, read_labels, record_date
+from jobs.formats.outcome import Accepted, Malformed, Reject
+from jobs.formats.paths import Row
+from jobs.storage import Storage, mask
+
+if TYPE_CHECKING:
+    from jobs.listing import WorkUnit
+
+__all__ = ["Accepted", "Malformed", "Reject", "read_rows", "read_unit", "record_date", "resolved_mapping"]
+
+
+def read_unit(unit: "WorkUnit", storage: Storage, config: Config) -> Iterator[Accepted | Reject]:
+    """The unit's rows in order, each as a record or as a reject with its reason.
+
+    Content never raises: where a file breaks off, the rows before it come first and then one reject. Raises
+    OSError (and what else the store raises) when bytes cannot be had; reading again from the start is safe.
+    """
+    fields = check_fields(config.fields)
+    path = mask(unit.url)
+    for position, values in read_rows(unit, storage, config):
+        row = Row({} if isinstance(values, Malformed) else values)
+        labels = read_labels(row, unit.partitions, fields)
+        if isinstance(values, Malformed):
+            yield _reject(RejectReason.MALFORMED_ROW, values.detail, path, position, labels)
+            continue
+        try:
+            record = fold(
+                row,
+                labels,
+                unit.partitions,
+                fields,
+                allow_missing_question=config.read.allow_missing_question,
+                own_id=place_id(unit.url, position),
+            )
+        except RecordRejected as rejected:
+            yield _reject(rejected.reason, rejected.detail, path, position, labels)
+        else:
+            yield Accepted(record, path, position)
+
+
+def read_rows(
+    unit: "WorkUnit", storage: Storage, config: Config
+) -> Iterator[tuple[int, dict[str, Any] | Malformed]]:
+    """The unit's raw rows with their positions, before any name is looked up."""
+    match unit.format:
+        case "parquet":
+            rows = parquet.read_rows(unit, storage, config.read, check_fields(config.fields))
+        case "csv":
+            rows = csv_table.read_rows(unit, storage, config.read)
+        case "json":
+            rows = json_document.read_rows(unit, storage, config.read)
+        case _:
+            rows = jsonl.read_rows(unit, storage, config.read)
+    return islice(rows, unit.max_rows)
+
+
+def resolved_mapping(rows: list[dict[str, Any]], config: Config) -> dict[str, str]:
+    """Our field -> the path in these rows it is read from; fields that were found nowhere are left out."""
+    return _resolved_mapping(rows, config.fields)
+
+
+def _reject(reason: RejectReason, detail: str, path: str, position: int, labels: Labels) -> Reject:
+    return Reject(
+        reason=reason,
+        detail=detail,
+        path=path,
+        position=position,
+        response_id=labels.response_id or labels.weak_id,
+        trace_id=labels.trace_id,
+        span_id=labels.span_id,
+        timestamp=labels.timestamp,
+        app=labels.app,
+        model=labels.model,
+        retriever=labels.retriever,
+        prompt_version=labels.prompt_version,
+        language=labels.language,
+    )
