@@ -1,0 +1,218 @@
+"""The driver of a run: freeze the logs, hand out their units, judge, report, and only then say _SUCCESS.
+
+Ray holds processes, not data: a unit goes out as a few hundred bytes and comes back as its marker. Which
+unit is done is decided by the markers in OUT and never by Ray, so the driver may be killed at any moment.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from jobs.commit import (
+    REPORT,
+    Run,
+    absolute,
+    check_conservation,
+    check_resumable,
+    create_run,
+    finish,
+    read_markers,
+    read_run,
+    read_success,
+    resume_run,
+    sweep,
+)
+from jobs.config import Config
+from jobs.dispatch import Dispatch, Progress, first_line
+from jobs.errors import JobError
+from jobs.storage import Storage, join, mask
+
+_OBJECT_STORE_BYTES = 128 << 20  # only markers pass through it
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    """What a finished run came to. Everything in it can be read from OUT again."""
+
+    out: str
+    run_id: str
+    totals: dict[str, Any]
+    """The summary's counts over the whole run: n_read, n_audited, n_rejected, n_responses, ..."""
+    flagged_share: float | None
+    """Flagged responses by responses; None where none was audited."""
+    report_url: str
+    n_units: int
+    n_units_measured: int
+    """Units that this call measured; 0 when the run only had to be judged, or nothing had to be done."""
+
+
+def audit(
+    logs: list[str],
+    out: str,
+    config: Config,
+    *,
+    profile: str | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    identify: Callable[[Config], dict[str, Any]] | None = None,
+    load: Callable[[Config], Any] | None = None,
+) -> AuditResult:
+    """Audit `logs` into `out`, or finish what an earlier call with the same arguments left.
+
+    `profile`: URL of a reference profile. `on_progress` is called about once a second while measuring.
+    `identify` and `load` name the scorer here and make it in a worker; they default to the real one.
+
+    Raises ConfigError, ScorerError or ProfileError before anything is measured; JobError when the run cannot
+    be completed now. Whatever was measured until then is kept, and the same call goes on from there.
+    """
+    from jobs.judge import check_origin, load_reference
+    from jobs.listing import InputFile, cut, freeze
+
+    storage, out = Storage(config.storage), absolute(out)
+    reference = load_reference(profile, storage) if profile else None
+    scorer = (identify or identify_scorer)(config)
+    run = resume_run(storage, out, logs, config, scorer)
+    if run is not None:
+        success = read_success(storage, out)
+        if success is not None and success["judged_by"] == _judged_by(config, reference):
+            return _result(out, run, success, n_units_measured=0)
+        markers = read_markers(storage, out)
+        units = None
+    else:
+        files = freeze(logs, storage, config.read)
+        units = list(cut(files, storage, config.read))
+        run = create_run(storage, out, logs, config, scorer, [asdict(file) for file in files], len(units))
+        markers = {}
+    if reference is not None:
+        check_origin(reference, run)  # the judge does too, hours later
+    n_missing = run.n_units - len(markers)
+    if n_missing:
+        if units is None:
+            check_resumable(out, run, freeze(logs, storage, config.read))
+            units = list(cut([InputFile(**file) for file in run.files], storage, config.read))
+        missing = [unit for unit in units if unit.unit_id not in markers]
+        with _ray(config):
+            Dispatch(storage, out, run, config, load, on_progress, markers).measure(missing)
+    success = _conclude(storage, out, run, config, reference)
+    return _result(out, run, success, n_missing)
+
+
+def rejudge(out: str, config: Config, profile: str | None = None) -> AuditResult:
+    """Judge, summarise and report a measured run again, with the judge settings of `config`. Loads no model.
+
+    Raises ConfigError where `out` holds no run, JobError where its measuring is not complete.
+    """
+    from jobs.judge import load_reference
+
+    storage, out = Storage(config.storage), absolute(out)
+    reference = load_reference(profile, storage) if profile else None
+    run = read_run(storage, out)
+    success = _conclude(storage, out, run, config, reference)
+    return _result(out, run, success, n_units_measured=0)
+
+
+def identify_scorer(config: Config) -> dict[str, Any]:
+    """Name, fingerprint, window and dtype of the real scorer; fetches an embedded one into the cache.
+
+    The driver may run on a machine without the workers' GPU, so its device does not matter here, and a dtype
+    that depends on the device stays "auto" (each marker names the one that was used).
+    """
+    from detector.scorer import fingerprint
+
+    info = fingerprint(
+        config.scorer.name,
+        device="auto",
+        dtype=config.scorer.dtype,
+        window_tokens=config.scorer.window_tokens,
+        cache_dir=config.scorer.cache_dir,
+    )
+    return asdict(info) | ({"dtype": config.scorer.dtype} if config.workers.address else {})
+
+
+def _judged_by(config: Config, reference: Any) -> dict[str, Any]:
+    """Everything that a judgement and its page depend on, beside the measurements."""
+    tree = config.model_dump(mode="json")
+    return {key: tree[key] for key in ("judge", "methods", "report")} | {
+        "leadline_version": version("leadline"),
+        "profile_sha256": reference and hashlib.sha256(reference.to_json().encode()).hexdigest(),
+    }
+
+
+def _conclude(storage: Storage, out: str, run: Run, config: Config, reference: Any) -> dict[str, Any]:
+    """Judge, summarise, report, clean up, count again and write _SUCCESS, which is returned."""
+    from jobs.judge import judge
+    from jobs.report import write_report
+    from jobs.summary import recount
+
+    # Read from OUT once more: what is judged is what was committed, not what was reported to this process.
+    markers = read_markers(storage, out)
+    if len(markers) != run.n_units:
+        raise JobError(
+            f"{mask(out)}: {len(markers)} of {run.n_units} units are measured; run the audit again"
+        )
+    judged = judge(out, storage, config, run, markers.values(), reference)
+    write_report(out, storage, config)
+    sweep(storage, out, markers.values())
+    check_conservation(run, markers, judged.counts, recount(out, storage, markers.values()))
+    success = {
+        "run_id": run.run_id,
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "totals": judged.counts,
+        "judged_by": _judged_by(config, reference),
+        "dtypes": sorted({marker["dtype"] for marker in markers.values()}),
+    }
+    finish(storage, out, success)
+    return success
+
+
+def _result(out: str, run: Run, success: dict[str, Any], n_units_measured: int) -> AuditResult:
+    totals = success["totals"]
+    return AuditResult(
+        out=out,
+        run_id=run.run_id,
+        totals=totals,
+        flagged_share=totals["flagged_rate"],
+        report_url=join(out, REPORT),
+        n_units=run.n_units,
+        n_units_measured=n_units_measured,
+    )
+
+
+@contextmanager
+def _ray(config: Config) -> Iterator[None]:
+    """Ray while measuring: the one that is connected already, the cluster that was named, or one started
+    here for the purpose.
+    """
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    # A worker without a GPU keeps its environment: Ray's coming default, and it warns until it is chosen.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = config.workers.address or os.environ.get("RAY_ADDRESS")
+    if address:
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise JobError(f"Ray cluster {mask(address)}: cannot be joined ({first_line(error)})") from None
+    else:
+        asked = config.workers.count and config.workers.count * config.workers.cpus_per_worker
+        ray.init(
+            address="local",  # not the cluster that may happen to run on this machine
+            num_cpus=asked,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=_OBJECT_STORE_BYTES,
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,331 @@
+"""Judge a measured run: standardise, set the threshold, write findings and summary. No model is loaded.
+
+Two passes over the committed units. The first reads ids and numbers: which responses were read before, what
+is average in this run, where the threshold lies. The second writes the findings. Units are read by a few
+threads at once (they mostly wait for storage) and always taken in order, and sums are exact: the result
+depends on the measurements alone, not on threads or on how the logs were cut into units.
+"""
+
+import hashlib
+import math
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from detector.calibration import FEATURES, Moments, Reference, Scale, budget_threshold, score
+from detector.errors import ProfileError
+from detector.methods import METHODS
+from jobs.commit import MEASUREMENTS, SUCCESS, Marker, Run
+from jobs.config import Config
+from jobs.errors import ConfigError, JobError
+from jobs.findings import Place, duplicate_rejects, response_findings, response_rows, sentence_findings
+from jobs.parts import Part, delete_stale, put_table, read_part
+from jobs.storage import Storage, join, mask
+from jobs.summary import Tally, totals, write_summary
+from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS
+
+_THREADS = 8
+_SCHEMAS = {"responses": MEASURED_RESPONSES, "sentences": MEASURED_SENTENCES, "rejects": REJECTS}
+_FINDINGS = r"findings/(?:sentences|responses)/date=\d{4}-\d\d-\d\d/[^/]+-[0-9a-f]{12}\.parquet"
+_DUPLICATES = MEASUREMENTS + r"/rejects/date=\d{4}-\d\d-\d\d/duplicates-[^/]+-[0-9a-f]{12}\.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeTotals:
+    """What a judgement came to."""
+
+    counts: dict[str, Any]
+    """The summary's counts over the whole run and the rate with its interval (`summary.totals`)."""
+    reference: Reference
+    """The statistics and the threshold that were applied, as in OUT/profile.json."""
+    parts: tuple[Part, ...]
+    """What was written: findings, and the rejects for duplicates."""
+
+
+def judge(
+    out: str,
+    storage: Storage,
+    config: Config,
+    run: Run,
+    units: Iterable[Marker],
+    reference: Reference | None = None,
+) -> JudgeTotals:
+    """Write findings, summary, profile.json and the rejects for duplicates of these committed units.
+
+    Scores are standardised with `reference` where one is given, else with the run's own statistics. The
+    threshold is the reference's when it belongs to the deciding method, else the flag budget over this run's
+    sentences. What an earlier judgement left is deleted after the new findings are there; `_SUCCESS` goes
+    first and is the caller's to write again. Memory: one unit per thread, about 200 bytes per response, and
+    the deciding method's features per sentence where a threshold must be found.
+
+    Raises ProfileError for a reference of another scorer, prompt profile or leave-one-out mode, ConfigError
+    for a method that reads what was not measured, JobError for parts that do not hold what their marker says.
+    """
+    units = sorted(units, key=lambda unit: unit["unit_id"])
+    deciding = config.judge.deciding_method
+    if reference is not None:
+        check_origin(reference, run)
+    for unit in units:
+        _check_counts(unit)
+    has_threshold = reference is not None and _threshold_of(reference, deciding) is not None
+    survey = _Survey(ranked=() if has_threshold else METHODS[deciding].features)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        numbers = pool.map(lambda unit: _read_numbers(out, storage, unit), units)
+        for unit, (responses, sentences) in zip(units, numbers, strict=True):
+            survey.add(unit["unit_id"], responses, sentences)
+        applied = _settle(config, run, survey, reference)
+
+        storage.delete(join(out, SUCCESS))
+        parts: list[Part] = []
+        tally = Tally()
+        judged = pool.map(lambda unit: _judge_unit(out, storage, config, applied, survey, unit), units)
+        for written, counted in judged:
+            parts += written
+            tally.merge(counted)
+    kept = {part["url_suffix"] for part in parts}
+    delete_stale(storage, out, "findings", _FINDINGS, kept)
+    delete_stale(storage, out, f"{MEASUREMENTS}/rejects", _DUPLICATES, kept)
+    summary = tally.table(run.run_id)
+    write_summary(out, storage, summary)
+    storage.write(join(out, "profile.json"), applied.to_json().encode())
+    return JudgeTotals(totals(summary), applied, tuple(parts))
+
+
+def load_reference(path: str, storage: Storage) -> Reference:
+    """Read a profile file (any URL). Raises ProfileError, naming the file, where it is none."""
+    try:
+        return Reference.from_json(storage.read(path))
+    except FileNotFoundError:
+        raise ProfileError(
+            f"profile {mask(path)}: no such file; every run writes one to OUT/profile.json"
+        ) from None
+    except ProfileError as error:
+        raise ProfileError(f"profile {mask(path)}: {error}") from None
+
+
+class _Survey:
+    """What the first pass learns about the run as a whole."""
+
+    def __init__(self, ranked: tuple[str, ...]) -> None:
+        self.duplicates: dict[str, dict[int, Place]] = {}
+        """unit_id -> record_index -> where the same response was read first."""
+        self.n_sentences = 0
+        self.n_responses = 0
+        self._seen: dict[bytes, Place] = {}
+        self._moments: defaultdict[tuple[str, str], Moments] = defaultdict(Moments)
+        self._ranked = ranked
+        self._kept: list[pa.Table] = []
+
+    def add(self, unit_id: str, responses: pa.Table, sentences: pa.Table) -> None:
+        """Take in the next unit: responses in the order in which they were read."""
+        later = self._find_duplicates(responses)
+        if later:
+            self.duplicates[unit_id] = later
+        responses, sentences = _without(responses, later), _without(sentences, later)
+        self.n_responses += responses.num_rows
+        self.n_sentences += sentences.num_rows
+        for grain, table in (("responses", responses), ("sentences", sentences)):
+            for name in FEATURES:
+                try:
+                    self._moments[grain, name] += Moments.of(table[name].drop_null().to_numpy())
+                except ValueError:
+                    raise JobError(
+                        f"unit {unit_id}: a measured {name} is not finite; "
+                        f"delete OUT/units/{unit_id}.json and run the audit again"
+                    ) from None
+        if self._ranked:
+            self._kept.append(sentences.select(self._ranked))
+
+    def scales(self, grain: str) -> dict[str, Scale]:
+        """Mean and sd per feature, over "sentences" or "responses"; only of features that were measured."""
+        return {name: self._moments[grain, name].scale() for name in FEATURES if self._moments[grain, name].n}
+
+    def ranked(self) -> pa.Table:
+        """The `ranked` features of all sentences."""
+        return pa.concat_tables(self._kept)
+
+    def _find_duplicates(self, responses: pa.Table) -> dict[int, Place]:
+        later: dict[int, Place] = {}
+        names = ("record_index", "response_id", "path", "position")
+        for index, response_id, path, position in zip(
+            *(responses[n].to_pylist() for n in names), strict=True
+        ):
+            if response_id is None:
+                continue
+            place = (sys.intern(path), position)  # one string per file, not per response
+            digest = hashlib.blake2b(response_id.encode(), digest_size=16).digest()
+            first = self._seen.setdefault(digest, place)
+            if first is not place:
+                later[index] = first
+        return later
+
+
+def _settle(config: Config, run: Run, survey: _Survey, reference: Reference | None) -> Reference:
+    """The reference to apply: the given one or the run's own, with a threshold for the deciding method."""
+    deciding, budget = config.judge.deciding_method, config.judge.flag_budget
+    if reference is None:
+        reference = Reference(
+            statistics_from=run.run_id,
+            scorer=run.scorer["name"],
+            scorer_fingerprint=run.scorer["fingerprint"],
+            profile=run.measured_by["profile"],
+            loo=run.measured_by["loo"],
+            n_sentences=survey.n_sentences,
+            n_responses=survey.n_responses,
+            sentences=survey.scales("sentences"),
+            responses=survey.scales("responses"),
+            deciding_method=deciding,
+        )
+    if survey.n_sentences:
+        _check_features(config, run, reference)
+    if _threshold_of(reference, deciding) is not None:
+        return reference
+    threshold = None
+    if survey.n_sentences:
+        threshold = budget_threshold(_score(survey.ranked(), deciding, reference), budget)
+    return replace(
+        reference,
+        deciding_method=deciding,
+        threshold=threshold,
+        threshold_from=None if threshold is None else run.run_id,
+        flag_budget=budget,
+    )
+
+
+def _judge_unit(
+    out: str, storage: Storage, config: Config, applied: Reference, survey: _Survey, unit: Marker
+) -> tuple[list[Part], Tally]:
+    parts: list[Part] = []
+    tally = Tally()
+    first = survey.duplicates.get(unit["unit_id"], {})
+    threshold = math.inf if applied.threshold is None else applied.threshold  # None: no sentence in the run
+    for date in sorted({part["date"] for part in unit["parts"]}):
+        measured = _read(out, storage, unit, "responses", date=date).sort_by("record_index")
+        responses = _without(measured, first)
+        again = duplicate_rejects(_only(measured, first), first)
+        sentences = _without(_read(out, storage, unit, "sentences", date=date), first)
+        sentences = sentences.sort_by([("record_index", "ascending"), ("sentence_index", "ascending")])
+        rejects = pa.concat_tables([_read(out, storage, unit, "rejects", date=date), again])
+
+        found = sentence_findings(
+            responses,
+            sentences,
+            {method: _score(sentences, method, applied) for method in config.methods},
+            deciding=applied.deciding_method,
+            threshold=threshold,
+            floor_nats=config.judge.evidence_floor_nats,
+        )
+        answers = response_findings(responses, found, response_rows(responses, sentences))
+        for kind, stem, table in (
+            # Named after the unit too: one file listed twice makes equal parts, and each must count.
+            (f"{MEASUREMENTS}/rejects", f"duplicates-{unit['unit_id']}", again),
+            ("findings/sentences", unit["unit_id"], found),
+            ("findings/responses", unit["unit_id"], answers),
+        ):
+            if table.num_rows:
+                parts.append(put_table(storage, out, kind, date, stem, table))
+        tally.add(answers, found, rejects)
+    return parts, tally
+
+
+def _score(sentences: pa.Table, method: str, reference: Reference) -> NDArray[np.float64]:
+    if not sentences.num_rows:
+        return np.zeros(0)  # a run without any sentence has no statistics either
+    features = {}
+    for name in METHODS[method].features:
+        # A reading that one sentence lacks tells nothing either way: it counts as average.
+        column = sentences[name].cast(pa.float64()).fill_null(reference.sentences[name].mean)
+        features[name] = column.to_numpy()
+    return score(features, METHODS[method], reference.sentences)
+
+
+def _read_numbers(out: str, storage: Storage, unit: Marker) -> tuple[pa.Table, pa.Table]:
+    measured = set(FEATURES)
+    places = {"record_index", "response_id", "path", "position"}
+    responses = _read(out, storage, unit, "responses", columns=places | measured | {"n_answer_tokens"})
+    responses = responses.append_column("n_tokens", responses["n_answer_tokens"])
+    sentences = _read(out, storage, unit, "sentences", columns={"record_index"} | measured)
+    return responses.sort_by([("position", "ascending"), ("record_index", "ascending")]), sentences
+
+
+def _read(
+    out: str,
+    storage: Storage,
+    unit: Marker,
+    table: str,
+    date: str | None = None,
+    columns: Collection[str] | None = None,
+) -> pa.Table:
+    """The rows of one table of a unit, of all dates or of one."""
+    schema = _SCHEMAS[table]
+    if columns is not None:
+        schema = pa.schema([field for field in schema if field.name in columns])
+    wanted = [p for p in unit["parts"] if p["table"] == table and date in (None, p["date"])]
+    return pa.concat_tables([schema.empty_table(), *(read_part(storage, out, p, schema) for p in wanted)])
+
+
+def _only(table: pa.Table, record_indices: Collection[int]) -> pa.Table:
+    return table.filter(pc.is_in(table["record_index"], pa.array(list(record_indices), pa.int32())))
+
+
+def _without(table: pa.Table, record_indices: Collection[int]) -> pa.Table:
+    if not record_indices:
+        return table
+    return table.filter(
+        pc.invert(pc.is_in(table["record_index"], pa.array(list(record_indices), pa.int32())))
+    )
+
+
+def _threshold_of(reference: Reference, deciding: str) -> float | None:
+    return reference.threshold if reference.deciding_method == deciding else None
+
+
+def check_origin(reference: Reference, run: Run) -> None:
+    """Raise ProfileError for a reference of another scorer, prompt profile or leave-one-out mode."""
+    for what, theirs, ours in (
+        ("scorer fingerprint", reference.scorer_fingerprint, run.scorer["fingerprint"]),
+        ("prompt profile", reference.profile, run.measured_by["profile"]),
+        ("loo", reference.loo, run.measured_by["loo"]),
+    ):
+        if theirs != ours:
+            raise ProfileError(
+                f"reference profile of run {reference.statistics_from}: its {what} is {theirs}, here it is "
+                f"{ours}; leave --profile out, or use the profile.json of a run with the same settings"
+            )
+
+
+def _check_features(config: Config, run: Run, reference: Reference) -> None:
+    for method in config.methods:
+        for name in METHODS[method].features:
+            if name in reference.sentences:
+                continue
+            if reference.statistics_from != run.run_id:
+                raise ProfileError(
+                    f"reference profile of run {reference.statistics_from}: no statistics of {name}, which "
+                    f"method {method} reads; leave --profile out, or leave {method} out of --methods"
+                )
+            raise ConfigError(
+                f"setting methods: {method} reads {name}, which this run did not measure (loo "
+                f"{reference.loo}); leave {method} out of --methods, or audit with --loo exact"
+            )
+
+
+def _check_counts(unit: Marker) -> None:
+    rows = Counter({"responses": 0, "rejects": 0})
+    for part in unit["parts"]:
+        rows[part["table"]] += part["rows"]
+    told = [unit["n_audited"], unit["n_rejected"], unit["n_read"]]
+    if told != [rows["responses"], rows["rejects"], rows["responses"] + rows["rejects"]]:
+        raise JobError(
+            f"unit {unit['unit_id']}: its marker says audited, rejected, read = {told}, "
+            f"its parts hold {rows['responses']} and {rows['rejects']}; "
+            f"delete OUT/units/{unit['unit_id']}.json and run the audit again"
+        )

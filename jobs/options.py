@@ -1,0 +1,138 @@
+"""Command line options in groups, each written once, and the settings that they amount to.
+
+Each option is a key of the configuration tree as well. Defaults live in `jobs.config` alone: here None means
+that nothing was said.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from jobs.config import Config
+
+Words = list[str]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every command takes: where settings come from."""
+
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.yaml", help="Settings; --set and the other options go over them."),
+    ] = None
+    set: Annotated[
+        Words, typer.Option(metavar="KEY=VALUE", help="One setting: judge.flag_budget=0.2. Repeatable.")
+    ] = field(default_factory=list)
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
+
+
+@dataclass(frozen=True)
+class ReadOptions(Options):
+    """What decides which rows are read."""
+
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Read at most N rows, in listing order.")] = (
+        None
+    )
+
+
+@dataclass(frozen=True)
+class JudgeOptions(Options):
+    """What decides which answers are flagged; none of it needs a model."""
+
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Reference profile (a run's profile.json); default: this run itself."
+        ),
+    ] = None
+    methods: Annotated[
+        Words, typer.Option(metavar="NAME,...", help="Scores to compute: gasp,gap. Repeatable.")
+    ] = field(default_factory=list)
+    fail_over: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Exit with 3 if more than this share of the answers is flagged."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class AuditOptions(JudgeOptions, ReadOptions):
+    """Everything that an audit depends on."""
+
+    scorer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Known name, hub id, local folder or GGUF file.")
+    ] = None
+    prompt_profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="How a record becomes a prompt: plain, chat, gasp-v1, gasp-v2."),
+    ] = None
+    loo: Annotated[
+        str | None,
+        typer.Option(metavar="MODE", help="Remove each passage in turn: exact; or not at all: off."),
+    ] = None
+    store_text: Annotated[
+        str | None, typer.Option(metavar="MODE", help="Keep question, answer, passages in OUT: full or none.")
+    ] = None
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Scorers at work; default: one per GPU, else per CPU core."),
+    ] = None
+    address: Annotated[
+        str | None, typer.Option(metavar="URL", help="Ray cluster to join; default: a Ray of its own.")
+    ] = None
+
+
+# Which setting an option is. --profile is none: it names a file, not a property of the run.
+_KEYS = {
+    "scorer": "scorer.name",
+    "prompt_profile": "profile",
+    "loo": "loo",
+    "limit": "read.limit",
+    "store_text": "store_text",
+    "methods": "methods",
+    "fail_over": "fail_over",
+    "workers": "workers.count",
+    "address": "workers.address",
+}
+
+
+def settings(options: Options) -> "Config":
+    """The settings that `options` and its YAML file amount to. Raises ConfigError."""
+    from jobs.config import make_config
+
+    return make_config(_given(options))
+
+
+def settings_of_run(out: str, options: Options) -> "Config":
+    """The settings that the run in `out` was made with, and `options` over them. Raises ConfigError.
+
+    Storage options are the given ones alone: a run keeps no credentials.
+    """
+    from jobs.commit import read_run
+    from jobs.config import make_config
+    from jobs.storage import Storage
+
+    given = _given(options)
+    run = read_run(Storage(given.get("storage") or {}), out)
+    return make_config(_merged(run.config | {"storage": {}}, given))
+
+
+def _given(options: Options) -> dict[str, Any]:
+    from jobs.config import read_settings
+    from jobs.errors import ConfigError
+
+    flags = {key: getattr(options, name, None) for name, key in _KEYS.items()}
+    flags["methods"] = [name for word in flags["methods"] or [] for name in word.split(",") if name] or None
+    if getattr(options, "profile", None) in ("plain", "chat", "gasp-v1", "gasp-v2"):
+        raise ConfigError("--profile takes a file of reference statistics; you mean --prompt-profile")
+    return read_settings(options.config, options.set, flags)
+
+
+def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        section = isinstance(value, dict) and isinstance(under.get(key), dict)
+        merged[key] = _merged(under[key], value) if section else value
+    return merged

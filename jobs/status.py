@@ -1,0 +1,130 @@
+"""How far a run is, read from OUT alone: no Ray, no model, no lock, so it may be asked from anywhere."""
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from jobs.commit import PROGRESS, read_markers, read_run, read_success
+from jobs.config import Config
+from jobs.storage import Storage, join, mask
+from jobs.tables import REASONS
+
+_State = Literal["measuring", "judging", "stopped", "done"]
+_ROWS = ("n_read", "n_audited", "n_rejected")
+_STALE_SECONDS = 120.0  # the driver writes progress.json every 30 s; four missed ones mean that it is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What OUT says about its run.
+
+    `state`: `measuring`, `judging` (all units measured, the driver is alive), `stopped` (no sign of a driver)
+    or `done`. Counts come from the markers, after the end from _SUCCESS, which also knows duplicates.
+    `tokens_per_second` and `seconds_left` are the driver's and None when there is none.
+    """
+
+    out: str
+    run_id: str
+    started_at: str
+    state: _State
+    n_units: int
+    n_units_done: int
+    n_units_running: int
+    failed: dict[str, str]
+    n_read: int
+    n_audited: int
+    n_rejected: int
+    rejects: dict[str, int]
+    n_computed_tokens: int
+    tokens_per_second: float | None
+    seconds_left: float | None
+
+    def to_json(self) -> str:
+        """One JSON object; the keys are the fields."""
+        return json.dumps(asdict(self), indent=2)
+
+    def to_text(self) -> str:
+        """Four to six lines for a person."""
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in self.rejects.items())
+        lines = [
+            f"run     {self.run_id} in {self.out}, begun {self.started_at}: {self.state}",
+            f"units   {self.n_units_done:,} of {self.n_units:,} done, {self.n_units_running} running, "
+            f"{len(self.failed)} given up",
+            f"rows    {self.n_read:,} read = {self.n_audited:,} audited + {self.n_rejected:,} rejected"
+            + (f" ({reasons})" if reasons else ""),
+        ]
+        lines += [f"failed  {unit}: {error}" for unit, error in self.failed.items()]
+        if self.tokens_per_second is not None:
+            left = spell_seconds(self.seconds_left)
+            lines.append(f"speed   {self.tokens_per_second:,.0f} tokens/s, {left} left")
+        if self.state == "stopped":
+            lines.append("next    no driver has reported for two minutes; run the same audit again to go on")
+        return "\n".join(lines)
+
+
+def read_status(out: str, config: Config, now: datetime | None = None) -> Status:
+    """Read the status of the run in `out`. Raises ConfigError when there is none."""
+    storage = Storage(config.storage)
+    run = read_run(storage, out)
+    success = read_success(storage, out)
+    markers = read_markers(storage, out)
+    progress = None if success else _read_progress(storage, out, now or datetime.now(UTC))
+    if success:
+        counts = {name: success["totals"][name] for name in ("n_read", "n_audited", "n_rejected")}
+        rejects = Counter({reason: success["totals"][f"n_{reason}"] for reason in REASONS})
+    else:
+        counts = {
+            name: sum(m[name] for m in markers.values()) for name in ("n_read", "n_audited", "n_rejected")
+        }
+        rejects = sum((Counter(marker["rejects"]) for marker in markers.values()), Counter())
+    return Status(
+        out=mask(out),
+        run_id=run.run_id,
+        started_at=run.started_at,
+        state=_state(bool(success), progress is not None, len(markers) == run.n_units),
+        n_units=run.n_units,
+        n_units_done=len(markers),
+        n_units_running=progress["n_units_running"] if progress else 0,
+        failed=progress["failed"] if progress else {},
+        n_read=counts["n_read"],
+        n_audited=counts["n_audited"],
+        n_rejected=counts["n_rejected"],
+        rejects={reason: rejects[reason] for reason in REASONS if rejects[reason]},
+        n_computed_tokens=sum(marker["n_tokens"] for marker in markers.values()),
+        tokens_per_second=progress["tokens_per_second"] if progress else None,
+        seconds_left=progress["eta_seconds"] if progress else None,
+    )
+
+
+def spell_seconds(seconds: float | None) -> str:
+    """A duration as a person says it: `40 s`, `12 min`, `3 h 05 min`; `?` while it is not known."""
+    if seconds is None:
+        return "?"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def _state(finished: bool, driven: bool, measured: bool) -> _State:
+    if finished:
+        return "done"
+    if not driven:
+        return "stopped"
+    return "judging" if measured else "measuring"
+
+
+def _read_progress(storage: Storage, out: str, now: datetime) -> dict[str, Any] | None:
+    """What the driver last said, or None when it has been silent for too long. Seconds left count down."""
+    try:
+        progress = json.loads(storage.read(join(out, PROGRESS)))
+    except FileNotFoundError:
+        return None
+    age_seconds = (now - datetime.fromisoformat(progress["at"])).total_seconds()
+    if age_seconds > _STALE_SECONDS:
+        return None
+    if progress["eta_seconds"] is not None:
+        progress["eta_seconds"] = max(0.0, progress["eta_seconds"] - max(0.0, age_seconds))
+    return progress

@@ -1,0 +1,255 @@
+"""The driver: what a whole run comes to, what a second call does, what is refused, what fails and how."""
+
+import json
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+
+import jobs.audit
+import jobs.listing
+from detector.errors import ProfileError, ScorerError
+from jobs.audit import audit, rejudge
+from jobs.errors import ConfigError, JobError
+from tests import fake_scorer
+from tests.runs import N_REJECTED, N_ROWS, markers, row, settings, tables, write_logs, write_rows
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_local")]
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory, ray_local):
+    """Logs, the folder by which a test talks to the fake scorer in the workers, and a finished run."""
+    folder = tmp_path_factory.mktemp("audit")
+    write_logs(folder / "logs")
+    (folder / "scorer").mkdir()
+    run(folder / "logs", folder / "finished", settings(folder / "scorer"))
+    return folder
+
+
+@pytest.fixture
+def scorer(scene):
+    return scene / "scorer"
+
+
+@pytest.fixture
+def logs(scene):
+    return scene / "logs"
+
+
+@pytest.fixture
+def own_logs(tmp_path):
+    """Logs that a test may change."""
+    return write_logs(tmp_path / "logs")
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def finished(scene, out):
+    """The OUT of a finished run, to be changed at will."""
+    return shutil.copytree(scene / "finished", out)
+
+
+def run(logs, out, config, **more):
+    fakes = {"identify": fake_scorer.identify, "load": fake_scorer.load}
+    return audit([str(logs)], str(out), config, **fakes | more)
+
+
+def interrupt(logs, out, config):
+    """Ctrl-C when about half of the units are measured."""
+
+    def watch(progress):
+        if progress.n_units_done >= progress.n_units // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(logs, out, config, on_progress=watch)
+    assert 0 < len(markers(out)) < json.loads((out / "run.json").read_text())["n_units"]
+
+
+def forbid(monkeypatch, module, name):
+    def forbidden(*_, **__):
+        raise AssertionError(f"{name} must not be called")
+
+    monkeypatch.setattr(module, name, forbidden)
+
+
+def test_a_run_reads_everything_and_ends_with_success(logs, scorer, out):
+    result = run(logs, out, settings(scorer))
+    totals = result.totals
+    assert (totals["n_read"], totals["n_rejected"]) == (N_ROWS, N_REJECTED)
+    assert totals["n_audited"] == N_ROWS - N_REJECTED
+    assert (totals["n_duplicate"], totals["n_missing_answer"], totals["n_no_passages"]) == (1, 1, 1)
+    assert 0 < result.flagged_share < 1
+    assert result.n_units == result.n_units_measured == len(markers(out)) > 6
+    for name in ("run.json", "_SUCCESS", "profile.json", "report/index.html"):
+        assert (out / name).is_file()
+    assert not (out / "progress.json").exists()
+    assert result.report_url == str(out / "report/index.html")
+
+
+def test_a_relative_out_means_the_same_folder_to_every_worker(scene, logs, scorer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(logs, "out", settings(scorer))
+    assert tables(tmp_path / "out") == tables(scene / "finished")
+
+
+def test_tables_do_not_depend_on_the_number_of_workers(scene, logs, scorer, out):
+    run(logs, out, settings(scorer, workers={"count": 1, "device": "cpu"}))
+    assert tables(out) == tables(scene / "finished")
+
+
+def test_the_same_call_again_does_nothing(logs, scorer, finished, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    forbid(monkeypatch, jobs.listing, "freeze")  # a finished run needs its logs no more
+    forbid(monkeypatch, jobs.audit, "_ray")
+    again = run(logs, finished, settings(scorer))
+    assert again.totals == json.loads((finished / "_SUCCESS").read_text())["totals"]
+    assert again.n_units_measured == 0
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+
+
+def test_another_flag_budget_only_judges_again(logs, scorer, finished, monkeypatch):
+    before = tables(finished)
+    first = json.loads((finished / "_SUCCESS").read_text())["totals"]
+    forbid(monkeypatch, jobs.audit, "_ray")
+    again = run(logs, finished, settings(scorer, judge={"flag_budget": 0.5}))
+    assert again.totals["n_flagged_sentences"] > first["n_flagged_sentences"]
+    assert again.n_units_measured == 0
+    measured = {path: digest for path, digest in before.items() if path.startswith("measurements/")}
+    assert measured.items() <= tables(finished).items()
+    assert rejudge(str(finished), settings(scorer)).totals == first
+    assert tables(finished) == before
+
+
+def test_a_run_that_died_while_it_was_judged_again_needs_no_logs(own_logs, scorer, out, monkeypatch):
+    first = run(own_logs, out, settings(scorer))
+    (out / "_SUCCESS").unlink()
+    shutil.rmtree(own_logs)
+    assert run(own_logs, out, settings(scorer)).totals == first.totals
+
+
+def test_a_profile_of_another_run_is_applied_and_remembered(scene, logs, scorer, finished, monkeypatch):
+    profile = scene / "finished/profile.json"
+    config = settings(scorer, judge={"flag_budget": 0.9})
+    run(logs, finished, config)  # another threshold
+    first = run(logs, finished, config, profile=str(profile))
+    found = pq.read_table(finished / "findings/sentences", partitioning=None)
+    assert set(found["threshold"].to_pylist()) == {json.loads(profile.read_text())["threshold"]}
+    forbid(monkeypatch, jobs.audit, "_conclude")
+    assert run(logs, finished, config, profile=str(profile)) == first
+
+
+@pytest.mark.parametrize("content", ["another scorer", "{", None])
+def test_a_profile_that_does_not_fit_is_refused_before_anything_is_measured(
+    scene, logs, scorer, out, tmp_path, monkeypatch, content
+):
+    path = tmp_path / "profile.json"
+    if content == "another scorer":
+        tree = json.loads((scene / "finished/profile.json").read_text())
+        content = json.dumps(tree | {"scorer_fingerprint": "other"})
+    if content is not None:
+        path.write_text(content)
+    forbid(monkeypatch, jobs.audit, "_ray")
+    with pytest.raises(ProfileError):
+        run(logs, out, settings(scorer), profile=str(path))
+
+
+def test_another_runs_out_is_refused_before_any_log_is_read(logs, scorer, finished, monkeypatch):
+    forbid(monkeypatch, jobs.listing, "freeze")
+    with pytest.raises(ConfigError, match="loo"):
+        run(logs, finished, settings(scorer, loo="off", methods=["gap"], judge={"deciding_method": "gap"}))
+
+
+def test_a_scorer_that_is_no_model_is_refused_before_any_log_is_read(logs, out, tmp_path, monkeypatch):
+    forbid(monkeypatch, jobs.listing, "freeze")
+    (tmp_path / "not-a-model").mkdir()
+    with pytest.raises(ScorerError, match="not-a-model"):
+        audit([str(logs)], str(out), settings(tmp_path / "not-a-model"))
+    assert not out.exists()
+
+
+def test_a_missing_prefix_is_refused_and_nothing_is_written(scorer, out, tmp_path):
+    with pytest.raises(JobError, match="nowhere"):
+        run(tmp_path / "nowhere", out, settings(scorer))
+    assert not out.exists()
+
+
+def test_an_interrupted_run_is_finished_by_the_same_call(own_logs, scorer, out):
+    interrupt(own_logs, out, settings(scorer))
+    n_done = len(markers(out))
+    assert json.loads((out / "progress.json").read_text())["n_units"] > n_done
+    write_rows(own_logs / "z.jsonl", [row(500)])  # has arrived since: the next run's
+    result = run(own_logs, out, settings(scorer))
+    assert result.n_units_measured == result.n_units - n_done
+    assert result.totals["n_read"] == N_ROWS
+
+
+def test_an_unfinished_run_is_not_mixed_with_changed_logs_or_another_dtype(own_logs, scorer, out):
+    interrupt(own_logs, out, settings(scorer))
+    n_done = len(markers(out))
+    with pytest.raises(JobError, match="bfloat16 and in float32"):
+        run(own_logs, out, settings(scorer), load=fake_scorer.load_halves)
+    write_rows(own_logs / "b.jsonl", [row(500)])
+    with pytest.raises(JobError, match=r"b\.jsonl: changed"):
+        run(own_logs, out, settings(scorer))
+    assert len(markers(out)) == n_done
+
+
+def test_a_storage_error_costs_an_attempt_and_nothing_else(logs, scorer, out, tmp_path):
+    fake_scorer.order_fault(scorer, "error", "part", out, n_markers=1)
+    result = run(logs, out, settings(scorer))
+    assert fake_scorer.withdraw_fault(scorer)
+    assert sorted(json.loads(path.read_text())["attempt"] for path in markers(out))[-2:] == [1, 2]
+    assert result.totals["n_read"] == N_ROWS
+
+
+def test_a_unit_that_kills_every_worker_fails_alone(scorer, out, tmp_path):
+    rows = [row(number) for number in range(12)]
+    rows[4] = row(4, answer="die here")
+    logs = write_rows(tmp_path / "logs.jsonl", rows)
+    with pytest.raises(JobError, match=r"1 of \d+ units failed every one of 2 attempts.*worker died"):
+        run(logs, out, settings(scorer, workers={"count": 2, "device": "cpu", "max_attempts": 2}))
+    n_units = json.loads((out / "run.json").read_text())["n_units"]
+    assert len(markers(out)) == n_units - 1
+    assert len(json.loads((out / "progress.json").read_text())["failed"]) == 1
+    assert not (out / "_SUCCESS").exists() and not (out / "findings").exists()
+    with pytest.raises(JobError, match="units are measured"):
+        rejudge(str(out), settings(scorer))
+
+
+def test_a_log_that_changes_while_it_is_read_fails_its_units_alone(own_logs, scorer, out):
+    def append(progress):
+        if progress.n_workers == 0 and progress.n_units_done == 0:
+            write_rows(own_logs / "b.jsonl", [row(500)])
+
+    config = settings(scorer, workers={"count": 2, "device": "cpu", "max_attempts": 1})
+    with pytest.raises(JobError, match=r"JobError: \S+b\.jsonl: changed since the run began"):
+        run(own_logs, out, config, on_progress=append)
+    assert 0 < len(markers(out)) < json.loads((out / "run.json").read_text())["n_units"]
+
+
+def test_a_scorer_that_no_worker_can_load_ends_the_run_with_its_reason(logs, scorer, out):
+    with pytest.raises(JobError, match="too large for this machine"):
+        config = settings(scorer, workers={"count": 1, "device": "cpu", "max_attempts": 2})
+        run(logs, out, config, load=fake_scorer.load_or_die)
+
+
+def test_progress_grows_to_the_whole_run(logs, scorer, out):
+    seen = []
+    result = run(logs, out, settings(scorer), on_progress=seen.append)
+    done = [progress.n_units_done for progress in seen]
+    assert done == sorted(done) and done[0] == 0 and done[-1] == result.n_units
+    assert seen[-1].n_read == N_ROWS and seen[-1].n_units_running == 0
+    assert seen[-1].rejects == {"malformed_row": 1, "missing_answer": 1, "no_passages": 1}
+
+
+def test_a_real_scorer_measures_every_answer(logs, tiny_scorer_dir, out):
+    config = settings(tiny_scorer_dir, workers={"count": 1, "device": "cpu"})
+    result = audit([str(logs)], str(out), config)
+    assert (result.totals["n_read"], result.totals["n_rejected"]) == (N_ROWS, N_REJECTED)
+    assert json.loads((out / "_SUCCESS").read_text())["dtypes"] == ["float32"]

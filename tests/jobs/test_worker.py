@@ -1,0 +1,228 @@
+"""One unit in a worker: what becomes a row, what becomes a reject, and in which order it is written."""
+
+from dataclasses import asdict, replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from detector.errors import RecordRejected, RejectReason
+from jobs.commit import create_run, read_markers
+from jobs.config import Config
+from jobs.errors import JobError
+from jobs.listing import cut, freeze
+from jobs.storage import Storage
+from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS
+from jobs.worker import DeviceLost, Worker, load_scorer
+from tests import fake_scorer
+from tests.fake_scorer import FakeScorer
+from tests.runs import record, row, write_rows
+
+STORAGE = Storage()
+SCHEMAS = {"responses": MEASURED_RESPONSES, "sentences": MEASURED_SENTENCES, "rejects": REJECTS}
+
+
+class Bench:
+    """A run of one unit on local files."""
+
+    def __init__(self, folder, rows, config=None, scorer=None):
+        self.config = config or Config()
+        self.out = str(folder / "out")
+        logs = [write_rows(folder / "logs.jsonl", rows)]
+        files = freeze(logs, STORAGE, self.config.read)
+        (self.unit,) = cut(files, STORAGE, self.config.read)
+        self.run = create_run(
+            STORAGE,
+            self.out,
+            logs,
+            self.config,
+            fake_scorer.identify(self.config),
+            [asdict(file) for file in files],
+            1,
+        )
+        self.worker = Worker(self.out, self.config, self.run, lambda _: scorer or FakeScorer())
+
+    def audit(self, attempt=1):
+        return self.worker.audit_unit(self.unit.to_json(), attempt)
+
+    def rows(self, marker, kind):
+        parts = [part for part in marker["parts"] if part["table"] == kind]
+        tables = [pq.read_table(f"{self.out}/{part['url_suffix']}", partitioning=None) for part in parts]
+        assert all(table.schema.equals(SCHEMAS[kind]) for table in tables)
+        return pa.concat_tables([SCHEMAS[kind].empty_table(), *tables]).to_pylist()
+
+
+def failing(error):
+    """A scorer whose every measurement raises `error`."""
+    scorer = FakeScorer()
+    scorer.measure = lambda *_, **__: (_ for _ in ()).throw(error)
+    return scorer
+
+
+def test_every_row_read_is_a_response_or_a_reject(tmp_path):
+    bench = Bench(tmp_path, [row(0), row(1, passages=[]), "{half", row(2)])
+    marker = bench.audit()
+    assert (marker["n_read"], marker["n_audited"], marker["n_rejected"]) == (4, 2, 2)
+    assert marker["rejects"] == {"no_passages": 1, "malformed_row": 1}
+    assert [r["response_id"] for r in bench.rows(marker, "responses")] == ["r0", "r2"]
+    rejects = bench.rows(marker, "rejects")
+    assert {(r["reason"], r["response_id"]) for r in rejects} == {
+        ("no_passages", "r1"),
+        ("malformed_row", None),
+    }
+    assert all(r["detail"] and r["path"].endswith("logs.jsonl") for r in rejects)
+
+
+def test_rows_hold_what_was_logged_and_what_was_measured(tmp_path):
+    bench = Bench(tmp_path, [row(0)])
+    marker = bench.audit()
+    (response,), sentences = bench.rows(marker, "responses"), bench.rows(marker, "sentences")
+    measured = FakeScorer().measure(record(row(0)))
+    assert response["run_id"] == bench.run.run_id
+    assert response["date"] == "2026-10-01" and response["app"] == "desk"
+    assert response["answer"] == row(0)["answer"] and response["question"] == row(0)["question"]
+    assert [p["id"] for p in response["passages"]] == ["p0a", "p0b"]
+    assert response["drops"] == pytest.approx(measured.features.drops, rel=1e-6)
+    assert response["n_sentences"] == len(sentences) == 2
+    assert response["n_computed_tokens"] == marker["n_tokens"] == measured.n_computed_tokens
+    for got, want in zip(sentences, measured.sentences, strict=True):
+        assert (got["record_index"], got["sentence_index"]) == (response["record_index"], want.index)
+        assert (got["start"], got["end"], got["n_tokens"]) == (want.start, want.end, want.n_tokens)
+        assert got["gap"] == pytest.approx(want.features.gap, rel=1e-6)
+        assert got["max_drop"] == pytest.approx(want.features.max_drop, rel=1e-6)
+        assert got["evidence_passage_index"] == want.evidence.passage_index
+        assert got["evidence_passage_id"] == ("p0a", "p0b")[want.evidence.passage_index]
+        assert (got["evidence_start"], got["evidence_end"]) == (want.evidence.start, want.evidence.end)
+
+
+def test_sentences_join_to_their_response_across_dates(tmp_path):
+    bench = Bench(tmp_path, [row(0), row(1), row(2), row(3)])
+    marker = bench.audit()
+    owners = {r["record_index"]: r for r in bench.rows(marker, "responses")}
+    assert len({r["date"] for r in owners.values()}) == 3
+    for sentence in bench.rows(marker, "sentences"):
+        answer = owners[sentence["record_index"]]["answer"]
+        assert answer[sentence["start"] : sentence["end"]] in answer.split(". ")
+
+
+def test_a_record_without_a_date_gets_the_day_of_the_run(tmp_path):
+    bench = Bench(tmp_path, [row(0, timestamp=None)])
+    (response,) = bench.rows(bench.audit(), "responses")
+    assert response["date"] == bench.run.date
+
+
+def test_two_attempts_write_the_same_parts(tmp_path):
+    bench = Bench(tmp_path, [row(0), row(1), "{half"])
+    first, second = bench.audit(1), bench.audit(2)
+    assert first["parts"] == second["parts"]
+    assert (first["attempt"], second["attempt"]) == (1, 2)
+    assert read_markers(STORAGE, bench.out) == {bench.unit.unit_id: second}
+
+
+def test_the_marker_is_written_after_every_part(tmp_path, monkeypatch):
+    bench = Bench(tmp_path, [row(0), row(1), "{half"])
+    urls = []
+    write = Storage.write
+    monkeypatch.setattr(
+        Storage, "write", lambda self, url, data: (urls.append(url), write(self, url, data))[1]
+    )
+    marker = bench.audit()
+    assert urls == [
+        *[f"{bench.out}/{part['url_suffix']}" for part in marker["parts"]],
+        f"{bench.out}/units/{bench.unit.unit_id}.json",
+    ]
+
+
+def test_a_log_that_changed_under_the_run_is_not_read(tmp_path):
+    bench = Bench(tmp_path, [row(0)])
+    write_rows(tmp_path / "logs.jsonl", [row(1), row(2)])
+    with pytest.raises(JobError, match=r"logs\.jsonl: changed"):
+        bench.audit()
+    assert read_markers(STORAGE, bench.out) == {}
+
+
+@pytest.mark.parametrize("n_written", [0, 1, 2])
+def test_a_storage_error_leaves_no_marker(tmp_path, monkeypatch, n_written):
+    bench = Bench(tmp_path, [row(0), row(1), "{half"])
+    left = iter(range(n_written))
+    write = Storage.write
+
+    def write_or_fail(self, url, data):
+        if next(left, None) is None:
+            raise OSError("503 SlowDown")
+        write(self, url, data)
+
+    monkeypatch.setattr(Storage, "write", write_or_fail)
+    with pytest.raises(OSError, match="SlowDown"):
+        bench.audit()
+    assert read_markers(STORAGE, bench.out) == {}
+
+
+def test_a_record_that_cannot_be_measured_is_a_reject_that_quotes_nothing(tmp_path):
+    bench = Bench(tmp_path, [row(0), row(1, answer="raise here, secret words"), row(2)])
+    marker = bench.audit()
+    (reject,) = bench.rows(marker, "rejects")
+    assert (reject["reason"], reject["response_id"]) == ("scoring_failed", "r1")
+    assert reject["detail"].startswith("ValueError") and "secret" not in reject["detail"]
+    assert marker["n_audited"] == 2
+
+
+def test_the_detectors_own_rejection_keeps_its_reason(tmp_path):
+    error = RecordRejected(RejectReason.OVER_WINDOW, "9,000 tokens")
+    bench = Bench(tmp_path, [row(0)], scorer=failing(error))
+    (reject,) = bench.rows(bench.audit(), "rejects")
+    assert (reject["reason"], reject["detail"]) == ("over_window", "9,000 tokens")
+
+
+def test_a_record_that_exhausts_the_device_is_a_reject(tmp_path):
+    bench = Bench(tmp_path, [row(0)], scorer=failing(torch.OutOfMemoryError("CUDA out of memory")))
+    (reject,) = bench.rows(bench.audit(), "rejects")
+    assert reject["reason"] == "scoring_failed" and "memory" in reject["detail"]
+
+
+def test_a_lost_device_is_not_blamed_on_the_record(tmp_path):
+    bench = Bench(tmp_path, [row(0)], scorer=failing(torch.AcceleratorError("illegal memory access")))
+    with pytest.raises(DeviceLost):
+        bench.audit()
+    assert read_markers(STORAGE, bench.out) == {}
+
+
+def test_store_text_none_keeps_no_text_of_the_log(tmp_path):
+    bench = Bench(tmp_path, [row(0)], Config(store_text="none"))
+    marker = bench.audit()
+    (response,) = bench.rows(marker, "responses")
+    assert (response["question"], response["answer"], response["passages"]) == (None, None, None)
+    for part in marker["parts"]:
+        content = pq.read_table(f"{bench.out}/{part['url_suffix']}", partitioning=None).to_pylist()
+        assert "shelf" not in str(content).lower()
+
+
+def test_leave_one_out_off_leaves_its_columns_empty(tmp_path):
+    config = Config(loo="off")
+    bench = Bench(tmp_path, [row(0)], config)
+    marker = bench.audit()
+    for got in bench.rows(marker, "sentences"):
+        assert got["drops"] == [] and got["max_drop"] is None and got["evidence_passage_index"] is None
+
+
+def test_short_answers_are_rejected_by_the_runs_minimum(tmp_path):
+    config = Config.model_validate({"read": {"min_answer_tokens": 5}})
+    bench = Bench(tmp_path, [row(0, answer="Too short."), row(1)], config)
+    assert bench.audit()["rejects"] == {"answer_too_short": 1}
+
+
+def test_other_weights_under_the_same_name_are_refused(tmp_path):
+    bench = Bench(tmp_path, [row(0)])
+    with pytest.raises(JobError, match="not those that"):
+        Worker(bench.out, bench.config, bench.run, lambda _: replace(FakeScorer(), fingerprint="other"))
+
+
+def test_the_real_scorer_computes_with_the_threads_that_the_settings_say(tiny_scorer_dir):
+    before = torch.get_num_threads()
+    tree = {"scorer": {"name": str(tiny_scorer_dir)}, "workers": {"cpus_per_worker": 2}}
+    try:
+        assert load_scorer(Config.model_validate(tree)).dtype == "float32"
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
