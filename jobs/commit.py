@@ -292,7 +292,7 @@ def _as_json(tree: Any) -> Any:
 def _without_secrets(config: dict[str, Any]) -> dict[str, Any]:
     # Storage options may hold keys and tokens at any depth, so only what surely is none is kept.
     storage = {
-        key: value for key, value in config["storage"].items()
+        key: mask(value) if key == "endpoint_url" else "***" for key, value in config["storage"].items()
     }
     return {**config, "storage": storage}
 

@@ -12,8 +12,6 @@ import typer
 if TYPE_CHECKING:
     from jobs.config import Config
 
-Words = list[str]
-
 
 @dataclass(frozen=True)
 class Options:
@@ -24,7 +22,7 @@ class Options:
         typer.Option(metavar="FILE.yaml", help="Settings; --set and the other options go over them."),
     ] = None
     set: Annotated[
-        Words, typer.Option(metavar="KEY=VALUE", help="One setting: judge.flag_budget=0.2. Repeatable.")
+        list[str], typer.Option(metavar="KEY=VALUE", help="One setting: judge.flag_budget=0.2. Repeatable.")
     ] = field(default_factory=list)
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
 
@@ -49,7 +47,7 @@ class JudgeOptions(Options):
         ),
     ] = None
     methods: Annotated[
-        Words, typer.Option(metavar="NAME,...", help="Scores to compute: gasp,gap. Repeatable.")
+        list[str], typer.Option(metavar="NAME,...", help="Scores to compute: gasp,gap. Repeatable.")
     ] = field(default_factory=list)
     fail_over: Annotated[
         float | None,

@@ -71,14 +71,14 @@ def read_status(out: str, config: Config, now: datetime | None = None) -> Status
     success = read_success(storage, out)
     markers = read_markers(storage, out)
     progress = None if success else _read_progress(storage, out, now or datetime.now(UTC))
+    counts: Counter[str] = Counter()
+    rejects: Counter[str] = Counter()
     if success:
-        counts = {name: success["totals"][name] for name in ("n_read", "n_audited", "n_rejected")}
-        rejects = Counter({reason: success["totals"][f"n_{reason}"] for reason in REASONS})
-    else:
-        counts = {
-            name: sum(m[name] for m in markers.values()) for name in ("n_read", "n_audited", "n_rejected")
-        }
-        rejects = sum((Counter(marker["rejects"]) for marker in markers.values()), Counter())
+        counts.update({name: success["totals"][name] for name in _ROWS})
+        rejects.update({reason: success["totals"][f"n_{reason}"] for reason in REASONS})
+    for marker in () if success else markers.values():
+        counts.update({name: marker[name] for name in _ROWS})
+        rejects.update(marker["rejects"])
     return Status(
         out=mask(out),
         run_id=run.run_id,

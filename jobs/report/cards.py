@@ -1,7 +1,6 @@
 """The worst answers, and for each the sentences and passages that fit on its card."""
 
 import hashlib
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -47,23 +46,6 @@ _SENTENCE = (
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What one card may take, set by how many cards share the page."""
-
-    card_bytes: int
-
-    @classmethod
-    def for_cards(cls, n_cards: int) -> "Room":
-        """Divide the page."""
-        return cls(min(max(PAGE_BYTES // max(n_cards, 1), MIN_CARD_BYTES), MAX_CARD_BYTES))
-
-    @property
-    def sentences(self) -> int:
-        """Sentences that get a line, worst first."""
-        return max(MIN_SENTENCES, self.card_bytes * 2 // 5 // _SENTENCE_BYTES)
-
-
 def collect_cards(
     storage: Storage,
     out: str,
@@ -79,8 +61,9 @@ def collect_cards(
     chosen = _choose(storage, out, n_cards)
     by_id = {row["response_id"]: row for row in chosen if row["response_id"] is not None}
     stems = {row["part"] for row in chosen}
-    room = Room.for_cards(len(chosen))
-    sentences = _read_sentences(storage, out, stems, set(by_id), methods, room.sentences)
+    card_bytes = min(max(PAGE_BYTES // max(len(chosen), 1), MIN_CARD_BYTES), MAX_CARD_BYTES)
+    n_lines = max(MIN_SENTENCES, card_bytes * 2 // 5 // _SENTENCE_BYTES)
+    sentences = _read_sentences(storage, out, stems, set(by_id), methods, n_lines)
     built: dict[str, Card] = {}
     columns = [*_TEXT, "response_id", *_MATCH]
     for _, part in read_rows(storage, out, "measurements/responses", columns, stems, set(by_id)):
@@ -91,10 +74,10 @@ def collect_cards(
             found = by_id[response_id]
             if response_id not in built and all(found[name] == measured[name] for name in _MATCH):
                 rows = sentences.get(response_id, [])
-                built[response_id] = _build(found, rows, measured, room, scale, methods)
+                built[response_id] = _build(found, rows, measured, card_bytes, scale, methods)
     return tuple(
         built.get(row["response_id"])
-        or _build(row, sentences.get(row["response_id"], []), {}, room, scale, methods)
+        or _build(row, sentences.get(row["response_id"], []), {}, card_bytes, scale, methods)
         for row in chosen
     )
 
@@ -133,11 +116,16 @@ def _badness(row: Row) -> tuple[bool, float, int]:
 
 
 def _build(
-    found: Row, sentences: list[Row], measured: Row, room: Room, scale: Scale | None, methods: tuple[str, ...]
+    found: Row,
+    sentences: list[Row],
+    measured: Row,
+    card_bytes: int,
+    scale: Scale | None,
+    methods: tuple[str, ...],
 ) -> Card:
     """One card from a finding, its shown sentences and its text ({} where there is none)."""
     answer, passages = measured.get("answer"), measured.get("passages") or []
-    left = room.card_bytes - _CARD_BYTES - _SENTENCE_BYTES * len(sentences)
+    left = card_bytes - _CARD_BYTES - _SENTENCE_BYTES * len(sentences)
     question, question_hidden = clip(measured.get("question") or "", left // 6)
     left -= cost_bytes(question)
     shades = {row["sentence_index"]: scale.level(row["score"]) if scale else 0 for row in sentences}

@@ -1,6 +1,8 @@
 """Read OUT into a Page: counts from the summary, cards from the parts, provenance from run.json."""
 
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,7 +14,19 @@ from jobs.config import Config
 from jobs.errors import JobError
 from jobs.report.cards import collect_cards
 from jobs.report.excerpt import label
-from jobs.report.page import Basis, Card, Coverage, Page, ReasonCount, RejectRow, Scale, Share, Slice, Where
+from jobs.report.page import (
+    Basis,
+    Card,
+    Coverage,
+    Page,
+    ReasonCount,
+    RejectRow,
+    Scale,
+    Share,
+    Slice,
+    SliceTable,
+    Where,
+)
 from jobs.report.provenance import collect_provenance
 from jobs.report.rows import find_methods, read_rows
 from jobs.report.wording import LIMITS, REASONS, explain_decision
@@ -22,6 +36,7 @@ from jobs.tables import DIMENSIONS, SUMMARY
 from jobs.tables import REASONS as REASON_NAMES
 
 MAX_SLICES = 60
+MAX_VALUES = 8
 MAX_REJECTS = 20
 MAX_EMPTY_FILES = 5
 SMALL_ANSWERS = 30
@@ -30,6 +45,7 @@ SMALL_ANSWERS = 30
 _ALWAYS = ("app", "model", "retriever")
 
 Key = tuple[str | None, ...]
+Row = dict[str, Any]
 
 
 def collect(out: str, storage: Storage, config: Config) -> Page:
@@ -133,39 +149,60 @@ def _coverage(counts: dict[str, int], run: Run) -> Coverage:
 
 
 def _where(summary: pa.Table, cards: tuple[Card, ...]) -> Where:
-    """Slices by their flagged answers beyond the overall rate; by rate alone tiny slices would win."""
     rows = [row for row in summary.to_pylist() if row["n_responses"]]
-    dimensions = tuple(name for name in DIMENSIONS if name in _ALWAYS or len({row[name] for row in rows}) > 1)
+    varying = [name for name in DIMENSIONS if len({row[name] for row in rows}) > 1]
+    dimensions = tuple(name for name in DIMENSIONS if name in (*_ALWAYS, *varying))
+    found = _slice(rows, dimensions, cards)
+    together = SliceTable(dimensions, found[:MAX_SLICES], max(len(found) - MAX_SLICES, 0))
+    alone: list[Slice] = []
+    n_hidden = 0
+    # With few answers every combination is one answer; each dimension alone still says something.
+    for name in varying if len(varying) > 1 else ():
+        found = _slice(rows, (name,), cards)
+        alone += [replace(one, values=(name.replace("_", " "), *one.values)) for one in found[:MAX_VALUES]]
+        n_hidden += max(len(found) - MAX_VALUES, 0)
+    highest = max((one.share.high or 0.0 for one in (*alone, *together.slices)), default=1.0)
+    return Where(
+        alone=SliceTable(("dimension", "value"), tuple(alone), n_hidden),
+        together=together,
+        overall=_overall(rows),
+        axis=next(end for end in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if highest <= end),
+        small_below=SMALL_ANSWERS,
+    )
+
+
+def _slice(rows: list[Row], dimensions: tuple[str, ...], cards: tuple[Card, ...]) -> tuple[Slice, ...]:
+    """Group summary rows, most flagged answers beyond the overall rate first; by rate tiny ones would win."""
     answers: Counter[Key] = Counter()
     flagged: Counter[Key] = Counter()
     for row in rows:
-        key = tuple(row[name] for name in dimensions)
+        # Labelled first, so that a slice finds its cards; two values of which only the cut-off ends differ
+        # would be one.
+        key = tuple(label(row[name]) for name in dimensions)
         answers[key] += row["n_responses"]
         flagged[key] += row["n_flagged_responses"]
-    overall = sum(flagged.values()) / max(sum(answers.values()), 1)
+    overall = _overall(rows)
     excess = {key: flagged[key] - overall * answers[key] for key in answers}
-    order = sorted(answers, key=lambda key: (-round(excess[key], 9), -answers[key], [v or "" for v in key]))
     worst: dict[Key, str] = {}
     for card in cards:
         if card.flagged:
             worst.setdefault(tuple(dict(card.dimensions)[name] for name in dimensions), card.anchor)
-    slices = tuple(
+    return tuple(
         Slice(
-            values=_labels(key),
+            values=key,
             share=_share(flagged[key], answers[key]),
             excess=excess[key],
             small=answers[key] < SMALL_ANSWERS,
-            card=worst.get(_labels(key)),
+            card=worst.get(key),
         )
-        for key in order[:MAX_SLICES]
+        for key in sorted(
+            answers, key=lambda key: (-round(excess[key], 9), -answers[key], [v or "" for v in key])
+        )
     )
-    widest = max((found.share.high or 0.0 for found in slices), default=1.0)
-    axis = next(end for end in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if widest <= end)
-    return Where(dimensions, slices, len(order) - len(slices), axis, overall, SMALL_ANSWERS)
 
 
-def _labels(key: Key) -> Key:
-    return tuple(label(value) for value in key)
+def _overall(rows: list[Row]) -> float:
+    return sum(row["n_flagged_responses"] for row in rows) / max(sum(row["n_responses"] for row in rows), 1)
 
 
 def _rejects(storage: Storage, out: str, run: Run) -> tuple[RejectRow, ...]:

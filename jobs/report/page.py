@@ -65,7 +65,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One row of "where": answers that share these dimension values.
+    """Answers that share these dimension values.
 
     `excess` = flagged answers beyond what the overall rate would give for as many answers. `card` is the
     anchor of the slice's worst answer on the page, where there is one.
@@ -79,16 +79,27 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """The concentration table. Interval bars run from 0 to `axis`; `overall` is the rate of all answers;
-    slices of fewer than `small_below` answers are marked as small.
-    """
+class SliceTable:
+    """Slices, largest excess first; their values stand under `columns`. `n_hidden` more are not shown."""
 
-    dimensions: tuple[str, ...]
+    columns: tuple[str, ...]
     slices: tuple[Slice, ...]
     n_hidden: int
-    axis: float
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where flagged answers concentrate: by each dimension that varies, and by all of them together.
+
+    `alone` has the columns dimension and value, and is empty where fewer than two dimensions vary.
+    Interval bars run from 0 to `axis`; `overall` is the rate of all answers; slices of fewer than
+    `small_below` answers are marked as small.
+    """
+
+    alone: SliceTable
+    together: SliceTable
     overall: float
+    axis: float
     small_below: int
 
 

@@ -134,19 +134,35 @@ def test_slices_are_ordered_by_excess_and_not_by_rate(tmp_path: Path) -> None:
     answers += [flat(3.0, "t0", dimensions=tiny)]
     answers += [flat(-1.0, f"o{i}", dimensions={"app": "other"}) for i in range(40)]
     config = write_fake_run(str(tmp_path), answers)
+    slices = collect(str(tmp_path), Storage(), config).where.together.slices
+    assert [row.values[0] for row in slices] == ["big", "tiny", "other"]
+    assert [row.small for row in slices] == [False, True, False]
+    assert [round(row.excess, 3) for row in slices] == [11.584, 0.693, -12.277]
+    assert slices[0].card == anchor("b0")
+
+
+def test_each_dimension_that_varies_is_also_shown_alone(tmp_path: Path) -> None:
+    answers = [
+        flat(3.0 if i % 2 else -1.0, f"r{i}", dimensions={"app": f"a{i % 2}", "retriever": f"b{i // 2 % 2}"})
+        for i in range(8)
+    ]
+    config = write_fake_run(str(tmp_path), answers)
     where = collect(str(tmp_path), Storage(), config).where
-    assert [row.values[0] for row in where.slices] == ["big", "tiny", "other"]
-    assert [row.small for row in where.slices] == [False, True, False]
-    assert [round(row.excess, 3) for row in where.slices] == [11.584, 0.693, -12.277]
-    assert sum(row.excess for row in where.slices) == pytest.approx(0)
-    assert where.slices[0].card == anchor("b0")
+    assert [(row.values, row.excess) for row in where.alone.slices] == [
+        (("app", "a1"), 2.0),
+        (("app", "a0"), -2.0),
+        (("retriever", "b0"), 0.0),
+        (("retriever", "b1"), 0.0),
+    ]
+    assert where.overall == 0.5
 
 
 def test_dimensions_that_do_not_vary_are_left_out(tmp_path: Path) -> None:
     answers = [flat(1.0, f"r{i}", dimensions={"prompt_version": f"v{i}", "language": "en"}) for i in (1, 2)]
     config = write_fake_run(str(tmp_path), answers)
     where = collect(str(tmp_path), Storage(), config).where
-    assert where.dimensions == ("app", "model", "retriever", "prompt_version")
+    assert where.alone.slices == ()
+    assert where.together.columns == ("app", "model", "retriever", "prompt_version")
 
 
 def test_slices_of_several_dates_are_added_up(tmp_path: Path) -> None:
@@ -154,7 +170,7 @@ def test_slices_of_several_dates_are_added_up(tmp_path: Path) -> None:
     config = write_fake_run(str(tmp_path), answers)
     page = collect(str(tmp_path), Storage(), config)
     assert page.dates == "2026-11-28 to 2026-11-29"
-    assert [(row.share.count, row.share.total) for row in page.where.slices] == [(1, 2)]
+    assert [(row.share.count, row.share.total) for row in page.where.together.slices] == [(1, 2)]
 
 
 def test_more_slices_than_fit_are_counted(tmp_path: Path) -> None:
@@ -350,6 +366,19 @@ def test_evidence_deep_in_a_long_passage_is_in_sight(tmp_path: Path) -> None:
     (view,) = collect(str(tmp_path), Storage(), config).cards[0].passages
     assert [run.text for run in view.excerpt.visible if run.sentences] == ["The warranty lasts two years. "]
     assert view.excerpt.n_before > 10_000 and view.excerpt.n_after > 10_000
+
+
+def test_piece_that_matters_most_is_the_one_in_sight(tmp_path: Path) -> None:
+    pieces = ["The warranty lasts two years. ", "The receipt is needed. "]
+    passage = pieces[0] + PROSE * 40 + pieces[1]
+    said = [
+        Said("Two years.", 1.0, 0, drop=0.1, piece=pieces[0]),
+        Said("With receipt.", -1.0, 0, drop=0.9, piece=pieces[1]),
+    ]
+    config = write_fake_run(str(tmp_path), [Answer(said, [passage])])
+    (view,) = collect(str(tmp_path), Storage(), config).cards[0].passages
+    assert [run.text for run in view.excerpt.visible if run.sentences] == [pieces[1]]
+    assert [run.text for run in view.excerpt.folded_before if run.sentences] == [pieces[0]]
 
 
 @given(

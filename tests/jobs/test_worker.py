@@ -14,7 +14,7 @@ from jobs.errors import JobError
 from jobs.listing import cut, freeze
 from jobs.storage import Storage
 from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS
-from jobs.worker import DeviceLost, Worker, load_scorer
+from jobs.worker import DeviceLost, Worker, WorkerProcess, load_scorer
 from tests import fake_scorer
 from tests.fake_scorer import FakeScorer
 from tests.runs import record, row, write_rows
@@ -186,6 +186,22 @@ def test_a_lost_device_is_not_blamed_on_the_record(tmp_path):
     with pytest.raises(DeviceLost):
         bench.audit()
     assert read_markers(STORAGE, bench.out) == {}
+
+
+def test_a_process_that_lost_its_device_ends_at_once(tmp_path, monkeypatch):
+    bench = Bench(tmp_path, [row(0)])
+
+    def load(config):
+        return failing(torch.AcceleratorError("illegal memory access"))
+
+    def leave(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr("os._exit", leave)
+    process = WorkerProcess(bench.out, bench.config, bench.run, load)
+    assert process.ready() == "float32"
+    with pytest.raises(SystemExit):
+        process.audit_unit(bench.unit.to_json(), 1)
 
 
 def test_store_text_none_keeps_no_text_of_the_log(tmp_path):
