@@ -1,13 +1,12 @@
 """Scorer: the public door. Load a model; records in, measurements and findings out."""
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from detector.aggregate import Measurement, measure
@@ -15,43 +14,14 @@ from detector.calibration import Reference
 from detector.errors import RecordRejected, RejectReason, ScorerError
 from detector.findings import Findings, find
 from detector.forward import last_rows
+from detector.identity import ScorerInfo, fingerprint, locate, no_model, place
 from detector.prompts import PROFILES, PromptProfile, Reading, Window, read_record
 from detector.record import Record
-from detector.scorers import EMBEDDED, KNOWN
+from detector.scorers import EMBEDDED
 from detector.trace import Trace
 from detector.vocabulary import Head, Reduction, reduce_vocabulary
-from detector.weights import converted_gguf, default_cache, embedded_scorer, fingerprint_folder
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HEAD_TOLERANCE = 2e-2  # relative; an unknown scaling or capping of logits is off by far more
-
-
-@dataclass(frozen=True, slots=True)
-class ScorerInfo:
-    """What identifies a scorer in a run: numbers of different fingerprints must never be mixed."""
-
-    name: str
-    fingerprint: str
-    window_tokens: int
-    dtype: str
-
-
-def fingerprint(
-    name: str,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    window_tokens: int | None = None,
-    cache_dir: str | None = None,
-) -> ScorerInfo:
-    """Identify a scorer without loading its weights; fetches the embedded one if it is not there yet.
-
-    Raises ScorerError where there is no usable model.
-    """
-    source = _locate(name, cache_dir)
-    config = _config(name, source)
-    mark = fingerprint_folder(source) if isinstance(source, Path) else _hub_revision(name, config)
-    return ScorerInfo(name, mark, _window(name, config, window_tokens), _dtype(device, dtype)[1])
 
 
 class Scorer:
@@ -87,23 +57,23 @@ class Scorer:
         if profile not in PROFILES:
             raise ScorerError(f"profile {profile}: unknown; one of {', '.join(PROFILES)}")
         info = fingerprint(name, device=device, dtype=dtype, window_tokens=window_tokens, cache_dir=cache_dir)
-        source = _locate(name, cache_dir)
-        place, dtype_name = _dtype(device, dtype)
+        source = locate(name, cache_dir)
+        where, dtype_name = place(device, dtype)
         logging.disable_progress_bar()
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             model = AutoModelForCausalLM.from_pretrained(
                 source,
-                dtype=_DTYPES[dtype_name],
+                dtype=getattr(torch, dtype_name),
                 trust_remote_code=False,
                 use_safetensors=True,
                 attn_implementation="sdpa",
             )
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise ScorerError(_no_model(name, error)) from None
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise ScorerError(no_model(name, error)) from None
         if not tokenizer.is_fast:
             raise ScorerError(f"scorer {name}: its tokenizer gives no offsets (it is not a fast tokenizer)")
-        return cls(model.to(place).eval(), tokenizer, info, PROFILES[profile])
+        return cls(model.to(where).eval(), tokenizer, info, PROFILES[profile])
 
     @property
     def name(self) -> str:
@@ -191,73 +161,6 @@ class Scorer:
 def _joined(parts: list[Tensor]) -> np.ndarray[Any, np.dtype[np.float32]]:
     # float64 models (reference runs) keep their precision.
     return np.asarray(torch.cat(parts, dim=-1).cpu().numpy())
-
-
-def _locate(name: str, cache_dir: str | None) -> Path | str:
-    """A local folder, or a hub id for transformers to resolve."""
-    cache = Path(cache_dir).expanduser() if cache_dir else default_cache()
-    if name == EMBEDDED:
-        return embedded_scorer(cache)
-    if name in KNOWN:
-        return KNOWN[name].source
-    path = Path(name).expanduser()
-    if path.is_file():
-        if path.suffix.lower() != ".gguf":
-            raise ScorerError(
-                f"scorer {name}: a file, but not .gguf; pass a model folder, hub id or GGUF file"
-            )
-        return converted_gguf(path, cache)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ScorerError(f"scorer {name}: a folder without config.json, so not a model")
-        return path
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise ScorerError(
-            f"scorer {name}: no such file or folder, and not a known name ({', '.join(KNOWN)}) or hub id"
-        )
-    return name
-
-
-def _config(name: str, source: Path | str) -> Any:
-    try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ScorerError(_no_model(name, error)) from None
-
-
-def _no_model(name: str, error: Exception) -> str:
-    line = next((line for line in str(error).splitlines() if line.strip()), "no message").strip()
-    return (
-        f"scorer {name}: cannot be loaded ({line[:240]}); check the name, or pass a folder with safetensors"
-    )
-
-
-def _hub_revision(name: str, config: Any) -> str:
-    revision = getattr(config, "_commit_hash", None)
-    if not revision:
-        raise ScorerError(f"scorer {name}: its revision is unknown; download it and pass the folder")
-    return str(revision)[:12]
-
-
-def _window(name: str, config: Any, asked: int | None) -> int:
-    known = KNOWN.get(name) or next((k for k in KNOWN.values() if k.source == name), None)
-    limit = known.window_tokens if known else getattr(config, "max_position_embeddings", None)
-    if limit is None:
-        if asked is None:
-            raise ScorerError(f"scorer {name}: its context window is unknown; set scorer.window_tokens")
-        return asked
-    return min(asked or limit, limit)
-
-
-def _dtype(device: str, dtype: str) -> tuple[str, str]:
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    if place == "cuda" and not torch.cuda.is_available():
-        raise ScorerError("device cuda: no GPU is visible to torch; use device auto or cpu")
-    if dtype == "auto":
-        return place, "bfloat16" if place == "cuda" else "float32"
-    if dtype not in _DTYPES:
-        raise ScorerError(f"dtype {dtype}: one of {', '.join(_DTYPES)}")
-    return place, dtype
 
 
 def _checked_head(model: PreTrainedModel, name: str) -> Head:

@@ -122,7 +122,7 @@ def identify_scorer(config: Config) -> dict[str, Any]:
     The driver may run on a machine without the workers' GPU, so its device does not matter here, and a dtype
     that depends on the device stays "auto" (each marker names the one that was used).
     """
-    from detector.scorer import fingerprint
+    from detector.identity import fingerprint
 
     info = fingerprint(
         config.scorer.name,
@@ -156,8 +156,8 @@ def _conclude(storage: Storage, out: str, run: Run, config: Config, reference: A
             f"{mask(out)}: {len(markers)} of {run.n_units} units are measured; run the audit again"
         )
     judged = judge(out, storage, config, run, markers.values(), reference)
+    sweep(storage, out, markers.values())  # before the page, which shows the first rejects that it finds
     write_report(out, storage, config)
-    sweep(storage, out, markers.values())
     check_conservation(run, markers, judged.counts, recount(out, storage, markers.values()))
     success = {
         "run_id": run.run_id,

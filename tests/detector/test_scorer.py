@@ -8,7 +8,7 @@ import torch
 from detector import Record, RecordRejected, Scorer, ScorerError
 from detector.aggregate import Measurement
 from detector.calibration import Reference
-from detector.scorer import fingerprint
+from detector.identity import fingerprint
 from tests.detector.reference import separate_passes
 from tests.figures.exact_equals_separate import compare, tiny_float64
 
@@ -140,7 +140,12 @@ def test_fingerprint_follows_the_weights(tiny_scorer_dir, tmp_path, tiny):
     [
         (lambda folder: folder / "absent", "no such file or folder"),
         (lambda folder: folder, "without config.json"),
-        (lambda folder: write(folder / "config.json", "{}").parent, "cannot be loaded"),
+        (lambda folder: write(folder / "config.json", "{").parent, "not valid JSON"),
+        (lambda folder: write(folder / "config.json", "{}").parent, "names no model_type"),
+        (
+            lambda folder: write(folder / "config.json", '{"model_type": "llama"}').parent,
+            "no \\*.safetensors",
+        ),
         (lambda folder: write(folder / "notes.txt", "hello"), "not .gguf"),
         (lambda folder: write(folder / "bad.gguf", "not a model"), "not a GGUF model"),
     ],
@@ -161,8 +166,25 @@ def test_pickled_weights_are_refused(tiny_scorer_dir, tmp_path):
 
     copy = shutil.copytree(tiny_scorer_dir, tmp_path / "copy")
     (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    with pytest.raises(ScorerError, match="weights as safetensors is all that is read"):
+        Scorer.load(str(copy))
+
+
+def test_weights_that_do_not_fit_the_configuration_are_one_line(tiny_scorer_dir, tmp_path):
+    import shutil
+
+    copy = shutil.copytree(tiny_scorer_dir, tmp_path / "copy")
+    (copy / "model.safetensors").write_bytes(b"not tensors")
     with pytest.raises(ScorerError, match="cannot be loaded"):
         Scorer.load(str(copy))
+
+
+def test_a_scorer_is_identified_without_importing_transformers(tiny_scorer_dir):
+    code = (
+        "import sys; from detector.identity import fingerprint; "
+        f"fingerprint({str(tiny_scorer_dir)!r}); assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_model_that_changes_its_logits_unannounced_is_refused(tiny_scorer_dir, monkeypatch):

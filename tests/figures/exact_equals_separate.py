@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from detector import Record, Scorer
-from detector.scorer import ScorerInfo
+from detector.identity import ScorerInfo
 from tests.detector.reference import separate_passes
 from tests.figures.ragtruth import sample
 from tests.tiny_scorer import save_tiny_scorer

@@ -2,76 +2,22 @@
 
 import re
 import shlex
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jobs.config import load_config
 from jobs.errors import ConfigError, JobError
 from jobs.report import collect, render, write_report
 from jobs.report.cards import anchor
-from jobs.report.excerpt import clip, cost_bytes, excerpt, share_room
-from jobs.report.visible import show_controls
 from jobs.report.wording import REASONS as MEANINGS
 from jobs.report.wording import direction, percent
 from jobs.storage import Storage
 from jobs.tables import REASONS
 from tests.jobs.report.fake_run import LOG, Answer, Reject, Said, write_fake_run
+from tests.jobs.report.reader import flat, read_page
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}</style>'&amp;"
-PROSE = "The committee agreed that the logistics programme needs a second round of funding. "
-VOID = {"meta", "link", "img", "br", "line", "rect", "circle", "path"}
-
-
-class Reader(HTMLParser):
-    """What a browser would make of the page: tags with attributes, and the text inside each class or id."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str]]] = []
-        self._text: list[str] = []
-        self._inside: dict[str, list[list[str]]] = {}
-        self._open: list[tuple[str, list[str]]] = []
-        self.feed(html)
-        self.text = "".join(self._text)
-        self.inside = {name: ["".join(data) for data in found] for name, found in self._inside.items()}
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attrs}
-        self.tags.append((tag, found))
-        names = [tag, *found.get("class", "").split(), *([f"#{found['id']}"] if "id" in found else [])]
-        if tag not in VOID:
-            self._open.append((tag, names))
-            for name in names:
-                self._inside.setdefault(name, []).append([])
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self._open.pop()[0] == tag, f"</{tag}> closes another element"
-
-    def handle_data(self, data: str) -> None:
-        if any(tag in ("script", "style") for tag, _ in self._open):
-            return
-        self._text.append(data)
-        for name in {name for _, names in self._open for name in names}:
-            self._inside[name][-1].append(data)
-
-    @property
-    def words(self) -> str:
-        return re.sub(r"\s+", " ", self.text)
-
-
-def read_page(out: Path, *arguments: object, **settings: object) -> Reader:
-    """Write a fake run and read its page."""
-    config = write_fake_run(str(out), *arguments, **settings)
-    return Reader(Path(write_report(str(out), Storage(), config)).read_text())
-
-
-def flat(score: float, response_id: str, **rest: object) -> Answer:
-    return Answer([Said(f"Sentence of {response_id}.", score)], response_id=response_id, **rest)
 
 
 # --- what it says
@@ -301,186 +247,6 @@ def test_right_to_left_languages_say_so(tmp_path: Path) -> None:
         "auto",
         "auto",
     ]
-
-
-# --- size
-
-
-def long_answer(index: int) -> Answer:
-    passages = [{"id": f"doc-{k}", "text": PROSE * 25} for k in range(8)]
-    said = [Said(f"{k}: {PROSE}".strip(), (k * 7919 + index) % 100 / 20 - 2, k % 8) for k in range(24)]
-    return Answer(said, passages, PROSE * 20, f"r{index:04d}")
-
-
-@pytest.mark.parametrize("n", [100, 500])
-def test_page_of_long_answers_stays_small(tmp_path: Path, n: int) -> None:
-    config = write_fake_run(
-        str(tmp_path), [long_answer(i) for i in range(n)], settings={"report": {"cards": 500}}
-    )
-    html = render(collect(str(tmp_path), Storage(), config))
-    assert html.count("<article") == n
-    assert len(html.encode()) < n * 10_000
-
-
-@pytest.mark.parametrize("text", ["<&>\"'" * 40_000, "\u202e" * 60_000, "ก" * 100_000, "\n" * 300_000])
-def test_text_that_grows_when_escaped_stays_small(tmp_path: Path, text: str) -> None:
-    answer = Answer([Said(text, 3.0, 0, after=text)], [text], text, text[:5_000], dimensions={"app": text})
-    config = write_fake_run(str(tmp_path), [answer])
-    assert len(render(collect(str(tmp_path), Storage(), config)).encode()) < 110_000
-
-
-def test_what_does_not_fit_is_counted(tmp_path: Path) -> None:
-    answers = [long_answer(i) for i in range(100)]
-    config = write_fake_run(str(tmp_path), answers)
-    card = collect(str(tmp_path), Storage(), config).cards[0]
-    answer = "".join(said.text + said.after for said in answers[0].said)
-    assert sum(len(stretch.text) + stretch.n_hidden for stretch in card.stretches) == len(answer)
-    n_shown = sum(stretch.number is not None for stretch in card.stretches)
-    assert n_shown + sum(stretch.n_hidden_sentences for stretch in card.stretches) == 24
-    assert len(card.passages) + card.n_passages_hidden == 8
-    for view in card.passages:
-        cut = view.excerpt
-        shown = sum(
-            len(run.text) for runs in (cut.folded_before, cut.visible, cut.folded_after) for run in runs
-        )
-        assert cut.n_before + shown + cut.n_after == view.n_characters == len(PROSE * 25)
-    words = Reader(render(collect(str(tmp_path), Storage(), config))).words
-    assert f"{24 - n_shown} sentences with lower scores are not on this page" in words
-    assert "characters not on this page" in words
-
-
-def test_worst_sentences_are_the_ones_kept(tmp_path: Path) -> None:
-    config = write_fake_run(str(tmp_path), [long_answer(i) for i in range(100)])
-    for card in collect(str(tmp_path), Storage(), config).cards[:3]:
-        kept = {row.score for row in card.rows}
-        everything = sorted(
-            (said.score for said in long_answer(int(card.response_id[1:])).said), reverse=True
-        )
-        assert min(kept) >= everything[len(card.rows) - 1]
-
-
-def test_evidence_deep_in_a_long_passage_is_in_sight(tmp_path: Path) -> None:
-    passage = PROSE * 200 + "The warranty lasts two years. " + PROSE * 200
-    said = [Said("Two years.", -1.0, 0, piece="The warranty lasts two years. ")]
-    config = write_fake_run(str(tmp_path), [Answer(said, [passage])])
-    (view,) = collect(str(tmp_path), Storage(), config).cards[0].passages
-    assert [run.text for run in view.excerpt.visible if run.sentences] == ["The warranty lasts two years. "]
-    assert view.excerpt.n_before > 10_000 and view.excerpt.n_after > 10_000
-
-
-def test_piece_that_matters_most_is_the_one_in_sight(tmp_path: Path) -> None:
-    pieces = ["The warranty lasts two years. ", "The receipt is needed. "]
-    passage = pieces[0] + PROSE * 40 + pieces[1]
-    said = [
-        Said("Two years.", 1.0, 0, drop=0.1, piece=pieces[0]),
-        Said("With receipt.", -1.0, 0, drop=0.9, piece=pieces[1]),
-    ]
-    config = write_fake_run(str(tmp_path), [Answer(said, [passage])])
-    (view,) = collect(str(tmp_path), Storage(), config).cards[0].passages
-    assert [run.text for run in view.excerpt.visible if run.sentences] == [pieces[1]]
-    assert [run.text for run in view.excerpt.folded_before if run.sentences] == [pieces[0]]
-
-
-@given(
-    text=st.text(max_size=3_000),
-    spans=st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 3_000)), max_size=4),
-    room=st.integers(0, 4_000),
-)
-def test_excerpt_and_what_it_leaves_out_add_up_to_the_text(
-    text: str, spans: list[tuple[int, int]], room: int
-) -> None:
-    pieces = [(n + 1, (min(*s, len(text)), min(max(s), len(text)))) for n, s in enumerate(spans)]
-    cut = excerpt(text, pieces, room, 1_000)
-    runs = [*cut.folded_before, *cut.visible, *cut.folded_after]
-    shown = "".join(run.text for run in runs)
-    assert text[cut.n_before : len(text) - cut.n_after] == shown
-    assert len(shown) <= 1_000
-    position = cut.n_before
-    for run in runs:
-        inside = [n for n, (a, b) in pieces if a <= position and position + len(run.text) <= b]
-        assert list(run.sentences) == inside
-        position += len(run.text)
-
-
-@given(costs=st.lists(st.integers(0, 500), max_size=12), room=st.integers(-100, 2_000))
-def test_room_is_dealt_out_and_not_exceeded(costs: list[int], room: int) -> None:
-    granted = share_room(costs, room)
-    assert all(0 <= grant <= cost for grant, cost in zip(granted, costs, strict=True))
-    assert sum(granted) <= max(room, 0)
-    if sum(costs) <= room:
-        assert granted == costs
-
-
-@given(text=st.text(max_size=400), room=st.integers(0, 500))
-def test_clip_counts_what_it_cuts(text: str, room: int) -> None:
-    kept, n_hidden = clip(text, room)
-    assert text.startswith(kept) and len(kept) + n_hidden == len(text)
-    if n_hidden == 0:
-        assert cost_bytes(text) <= room
-
-
-# --- hostile text
-
-
-def hostile_run(out: Path) -> Reader:
-    dimensions = dict.fromkeys(("app", "model", "retriever", "prompt_version", "language"), HOSTILE)
-    passage = {"id": HOSTILE, "text": HOSTILE, "source": HOSTILE, "score": 0.5}
-    answer = Answer(
-        [Said(HOSTILE, 3.0, 0), Said(HOSTILE, 1.0)],
-        [passage],
-        HOSTILE,
-        HOSTILE,
-        HOSTILE,
-        dimensions=dimensions,
-    )
-    rejects = [Reject("malformed_row", HOSTILE, HOSTILE, 1, HOSTILE, dimensions)]
-    files = [{"url": HOSTILE, "size": 0, "etag": HOSTILE, "format": HOSTILE, "compression": HOSTILE}]
-    return read_page(out, [answer], rejects, files=files, settings={"report": {"title": HOSTILE}})
-
-
-def test_log_text_never_becomes_markup(tmp_path: Path) -> None:
-    page = hostile_run(tmp_path)
-    names = [tag for tag, _ in page.tags]
-    assert names.count("script") == 1 and names.count("style") == 1 and "img" not in names
-    assert not [name for _, found in page.tags for name in found if name.startswith("on")]
-    assert page.inside["answer"][-1].count(HOSTILE) == 2
-    assert page.inside["h3"].count(HOSTILE) == 1
-    assert page.text.count(HOSTILE) >= 14
-
-
-def test_no_request_leaves_the_page(tmp_path: Path) -> None:
-    link = "See https://example.com/a.png and //example.com/b.js"
-    answers = [Answer([Said(link, 3.0, 0)], [link], link, "https://example.com/id")]
-    page = read_page(tmp_path, answers, [Reject("malformed_row", link, "https://example.com/log.jsonl")])
-    for _, found in page.tags:
-        for name in ("href", "src", "srcset", "action", "data", "poster", "xlink:href", "style"):
-            assert found.get(name, "#").startswith(("#", "data:,")), found
-    policies = [found["content"] for tag, found in page.tags if "http-equiv" in found]
-    assert policies == [
-        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-    ]
-    html = (tmp_path / "report" / "index.html").read_text()
-    style = html[html.index("<style>") : html.index("</style>")]
-    assert "url(" not in style and "@import" not in style
-
-
-def test_control_and_direction_characters_are_seen(tmp_path: Path) -> None:
-    text = "pay \u202e001$\u202c \x1b[31mred\x00 \u200bhidden\U000e0041 \ufeff"
-    page = read_page(tmp_path, [Answer([Said(text, 3.0, 0)], [text], text, text)])
-    html = (tmp_path / "report" / "index.html").read_text()
-    assert not re.search(
-        "[\x00-\x08\x0b-\x1f\x7f\u200b\u202a-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f]", html
-    )
-    assert page.inside["answer"][-1].startswith("pay ⟨U+202E⟩001$⟨U+202C⟩ ⟨U+001B⟩[31mred⟨U+0000⟩")
-
-
-def test_joiners_and_line_breaks_are_kept() -> None:
-    assert show_controls("می‌خواهم 👩‍💻\r\n\tb") == "می‌خواهم 👩‍💻\n\tb"
-
-
-def test_anchor_cannot_be_shaped_by_an_id() -> None:
-    assert re.fullmatch(r"r[0-9a-f]{10}", anchor(HOSTILE))
-    assert anchor("a") != anchor("b")
 
 
 # --- numbers
