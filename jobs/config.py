@@ -81,7 +81,8 @@ class Config(_Section):
 
     def measured_by(self) -> dict[str, Any]:
         """The part that measurements depend on: what a resumed run must share with the run it resumes."""
-        tree = self.model_dump(mode="json")
+        # Where a machine keeps its weights is its own affair; the scorer's fingerprint says what they are.
+        tree = self.model_dump(mode="json", exclude={"scorer": {"cache_dir"}})
         return {key: tree[key] for key in ("scorer", "profile", "loo", "fields", "read", "store_text")} | {
             "cpus_per_worker": self.workers.cpus_per_worker
         }
