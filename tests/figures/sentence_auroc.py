@@ -8,6 +8,7 @@ question stay together), 2.5 % to 97.5 %.
 """
 
 import argparse
+import sys
 import time
 
 import numpy as np
@@ -49,7 +50,9 @@ def measured(answers: list[Labelled], scorer: Scorer) -> tuple[dict[str, NDArray
     labels: list[bool] = []
     sources: list[int] = []
     names = sorted({answer.source_id for answer in answers})
-    for answer in answers:
+    for n_done, answer in enumerate(answers, start=1):
+        if n_done % 20 == 0:
+            print(f"{n_done} of {len(answers)} answers", file=sys.stderr)
         for sentence in scorer.measure(answer.record).sentences:
             for name in FEATURES:
                 value = sentence.n_tokens if name == "n_tokens" else getattr(sentence.features, name)

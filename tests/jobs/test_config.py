@@ -18,7 +18,7 @@ def test_flags_go_over_set_over_yaml_over_defaults(tmp_path):
         (["jduge.flag_budget=0.2"], "setting jduge: Extra inputs"),
         (["judge.flag_budget=2"], "setting judge.flag_budget"),
         (["judge.flag_budget"], "write it as --set key.path=value"),
-        (["loo.x=1", "loo=exact"], "setting"),
+        (["loo='off'", "loo.x=1"], "loo is a value, not a section"),
         (["methods=[gasp,oracle]"], "no method 'oracle'; known: gasp"),
         (["methods=[gap]"], "'gasp' is not among methods"),
         (["loo='off'"], "off leaves out what gasp reads"),
