@@ -204,14 +204,20 @@ def _ray(config: Config) -> Iterator[None]:
             raise JobError(f"Ray cluster {mask(address)}: cannot be joined ({first_line(error)})") from None
     else:
         asked = config.workers.count and config.workers.count * config.workers.cpus_per_worker
-        ray.init(
-            address="local",  # not the cluster that may happen to run on this machine
-            num_cpus=asked,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=_OBJECT_STORE_BYTES,
-        )
+        try:
+            ray.init(
+                address="local",  # not the cluster that may happen to run on this machine
+                num_cpus=asked,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=_OBJECT_STORE_BYTES,
+            )
+        except Exception as error:  # Ray raises the bare type when its processes do not come up in time
+            raise JobError(
+                f"Ray could not be started on this machine ({first_line(error)}); "
+                "is it very busy, or out of memory or disk in /tmp? Run the same command again"
+            ) from None
     try:
         yield
     finally:
