@@ -19,6 +19,7 @@ from jobs.commit import (
     Run,
     absolute,
     check_conservation,
+    check_measured,
     check_resumable,
     create_run,
     finish,
@@ -32,6 +33,8 @@ from jobs.config import Config
 from jobs.dispatch import Dispatch, Progress, first_line
 from jobs.errors import JobError
 from jobs.storage import Storage, join, mask
+
+log = logging.getLogger("leadline")
 
 _OBJECT_STORE_BYTES = 128 << 20  # only markers pass through it
 
@@ -96,6 +99,7 @@ def audit(
             check_resumable(out, run, freeze(logs, storage, config.read))
             units = list(cut([InputFile(**file) for file in run.files], storage, config.read))
         missing = [unit for unit in units if unit.unit_id not in markers]
+        log.info("%d units to measure; starting Ray and loading the scorer", len(missing))
         with _ray(config):
             Dispatch(storage, out, run, config, load, on_progress, markers).measure(missing)
     success = _conclude(storage, out, run, config, reference)
@@ -105,13 +109,15 @@ def audit(
 def rejudge(out: str, config: Config, profile: str | None = None) -> AuditResult:
     """Judge, summarise and report a measured run again, with the judge settings of `config`. Loads no model.
 
-    Raises ConfigError where `out` holds no run, JobError where its measuring is not complete.
+    Raises ConfigError where `out` holds no run or `config` would have measured it otherwise, JobError where
+    its measuring is not complete.
     """
     from jobs.judge import load_reference
 
     storage, out = Storage(config.storage), absolute(out)
     reference = load_reference(profile, storage) if profile else None
     run = read_run(storage, out)
+    check_measured(out, run, config)
     success = _conclude(storage, out, run, config, reference)
     return _result(out, run, success, n_units_measured=0)
 

@@ -143,6 +143,11 @@ def check_resumable(out: str, run: Run, present: Iterable[Listed]) -> None:
             )
 
 
+def check_measured(out: str, run: Run, config: Config) -> None:
+    """Refuse settings that a judgement cannot change. Raises ConfigError with every difference."""
+    _refuse_differences(out, _flat(run.measured_by), _flat(_as_json(config.measured_by())))
+
+
 def find_run(storage: Storage, out: str) -> Run | None:
     """The run in OUT, or None. Raises ConfigError for a run.json that Leadline did not write."""
     try:
@@ -262,6 +267,10 @@ def _refuse_another(found: Run, out: str, logs: list[str], config: Config, score
         "scorer.fingerprint": scorer["fingerprint"],
         **_flat(_as_json(config.measured_by())),
     }
+    _refuse_differences(out, then, now)
+
+
+def _refuse_differences(out: str, then: dict[str, Any], now: dict[str, Any]) -> None:
     differences = [
         f"{key}: {json.dumps(then.get(key))} there, {json.dumps(now.get(key))} now"
         for key in sorted(then.keys() | now.keys())

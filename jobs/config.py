@@ -136,6 +136,10 @@ def make_config(tree: dict[str, Any]) -> Config:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            section = Config.model_fields.get(str(first["loc"][0])) if len(first["loc"]) > 1 else None
+            known = getattr(section.annotation, "model_fields", {}) if section else Config.model_fields
+            raise ConfigError(f"setting {where}: unknown; known here: {', '.join(known)}") from None
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise ConfigError(f"setting {where}: {first['msg']}{more}") from None
     _check(config)

@@ -48,6 +48,8 @@ def _explain(error: Exception) -> tuple[int, str]:
         return 2, line
     if isinstance(error, JobError):
         return 1, line
+    if isinstance(error, OSError):
+        return 1, f"{line}; does the path exist, and may it be read and written?"
     return 1, f"{type(error).__name__}: {line} (not foreseen; --debug shows where)"
 
 
@@ -112,14 +114,14 @@ def print_verdict(result: "AuditResult", config: "Config", profile: str | None) 
     totals, share = result.totals, result.flagged_share
     reasons = ", ".join(f"{r} {totals[f'n_{r}']:,}" for r in REASONS if totals[f"n_{r}"])
     print(
-        f"{totals['n_read']:,} answers read: {totals['n_audited']:,} audited, "
+        f"{totals['n_read']:,} rows read: {totals['n_audited']:,} answers audited, "
         f"{totals['n_rejected']:,} rejected" + (f" ({reasons})" if reasons else "")
     )
     if share is None:
         print("None could be audited, so nothing is said about them.")
     else:
         print(
-            f"{totals['n_flagged_responses']:,} of the audited flagged: {share:.1%} "
+            f"{totals['n_flagged_responses']:,} of {totals['n_audited']:,} answers flagged: {share:.1%} "
             f"(95% interval {totals['ci_low']:.1%} to {totals['ci_high']:.1%}); "
             f"{totals['n_flagged_sentences']:,} of {totals['n_sentences']:,} sentences"
         )
@@ -127,6 +129,8 @@ def print_verdict(result: "AuditResult", config: "Config", profile: str | None) 
             mask(profile) if profile else f"the worst {config.judge.flag_budget:.0%} of this run's sentences"
         )
         print(f"The threshold is a budget ({chosen}), not an error rate.")
+        if not profile and totals["n_sentences"] * config.judge.flag_budget < 1:
+            print("That is less than one sentence here; to see some, add --set judge.flag_budget=0.5")
     print(f"page    {result.report_url}")
     print(f"tables  {join(mask(result.out), 'findings')} and {join(mask(result.out), 'summary')}")
     if config.fail_over is not None and share is not None and share > config.fail_over:

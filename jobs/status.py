@@ -11,7 +11,7 @@ from jobs.config import Config
 from jobs.storage import Storage, join, mask
 from jobs.tables import REASONS
 
-_State = Literal["measuring", "judging", "stopped", "done"]
+_State = Literal["starting", "measuring", "judging", "stopped", "done"]
 _ROWS = ("n_read", "n_audited", "n_rejected")
 _STALE_SECONDS = 120.0  # the driver writes progress.json every 30 s; four missed ones mean that it is gone
 
@@ -71,6 +71,10 @@ def read_status(out: str, config: Config, now: datetime | None = None) -> Status
     success = read_success(storage, out)
     markers = read_markers(storage, out)
     progress = None if success else _read_progress(storage, out, now or datetime.now(UTC))
+    begun = datetime.fromisoformat(run.started_at)
+    age_seconds = ((now or datetime.now(UTC)) - begun).total_seconds()
+    # Before its first word a driver starts Ray; until it would be late, silence means nothing.
+    young = not markers and age_seconds < _STALE_SECONDS
     counts: Counter[str] = Counter()
     rejects: Counter[str] = Counter()
     if success:
@@ -83,7 +87,7 @@ def read_status(out: str, config: Config, now: datetime | None = None) -> Status
         out=mask(out),
         run_id=run.run_id,
         started_at=run.started_at,
-        state=_state(bool(success), progress is not None, len(markers) == run.n_units),
+        state=_state(bool(success), progress is not None, young, len(markers) == run.n_units),
         n_units=run.n_units,
         n_units_done=len(markers),
         n_units_running=progress["n_units_running"] if progress else 0,
@@ -108,11 +112,11 @@ def spell_seconds(seconds: float | None) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def _state(finished: bool, driven: bool, measured: bool) -> _State:
+def _state(finished: bool, driven: bool, young: bool, measured: bool) -> _State:
     if finished:
         return "done"
     if not driven:
-        return "stopped"
+        return "starting" if young else "stopped"
     return "judging" if measured else "measuring"
 
 

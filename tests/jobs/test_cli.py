@@ -95,8 +95,8 @@ def test_the_verdict_says_what_was_read_what_is_flagged_and_what_the_threshold_i
     ran = leadline("audit", "a", "--out", "o")
     assert ran.code == 0
     assert ran.out.splitlines() == [
-        "1,210 answers read: 1,200 audited, 10 rejected (malformed_row 2, no_passages 8)",
-        "300 of the audited flagged: 25.0% (95% interval 22.6% to 27.5%); 400 of 4,000 sentences",
+        "1,210 rows read: 1,200 answers audited, 10 rejected (malformed_row 2, no_passages 8)",
+        "300 of 1,200 answers flagged: 25.0% (95% interval 22.6% to 27.5%); 400 of 4,000 sentences",
         "The threshold is a budget (the worst 10% of this run's sentences), not an error rate.",
         "page    o/report/index.html",
         "tables  o/findings and o/summary",
@@ -315,7 +315,7 @@ sys.exit(main())
     verdict = process.communicate()[0]
     assert process.returncode == 0
     assert b"1 of 3" in shown and b"1,234" in shown and b"1 min" in shown
-    assert verdict.startswith(b"1,210 answers read")
+    assert verdict.startswith(b"1,210 rows read")
 
 
 def test_status_prints_json_for_machines(leadline, tmp_path):

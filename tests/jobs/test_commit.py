@@ -8,6 +8,7 @@ import pytest
 from jobs.commit import (
     Run,
     check_conservation,
+    check_measured,
     check_resumable,
     create_run,
     find_run,
@@ -241,3 +242,10 @@ def test_read_must_equal_audited_plus_rejected_in_every_counting(out, logs):
             check_conservation(run, markers, counted, recounted)
     with pytest.raises(JobError, match="n_sentences is 9 by the judge and 8"):
         check_conservation(run, markers, right, right | {"n_sentences": 8})
+
+
+def test_a_judgement_cannot_change_what_was_measured(out, logs):
+    run = create(out, logs, config=Config())
+    check_measured(out, run, Config())
+    with pytest.raises(ConfigError, match=r"scorer\.name"):
+        check_measured(out, run, Config(scorer=ScorerConfig(name="another")))

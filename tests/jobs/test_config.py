@@ -15,7 +15,7 @@ def test_flags_go_over_set_over_yaml_over_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["jduge.flag_budget=0.2"], "setting jduge: Extra inputs"),
+        (["jduge.flag_budget=0.2"], "setting jduge: unknown; known here: scorer, profile"),
         (["judge.flag_budget=2"], "setting judge.flag_budget"),
         (["judge.flag_budget"], "write it as --set key.path=value"),
         (["loo='off'", "loo.x=1"], "loo is a value, not a section"),

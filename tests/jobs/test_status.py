@@ -141,3 +141,11 @@ def test_reading_the_status_changes_nothing(out, tmp_path):
 )
 def test_durations_are_spelt_for_people(seconds, spelt):
     assert spell_seconds(seconds) == spelt
+
+
+def test_a_run_that_has_just_begun_is_starting_and_not_stopped(tmp_path):
+    url, storage = str(tmp_path / "out"), Storage()
+    scorer = {"name": "tiny", "fingerprint": "f" * 12, "window_tokens": 2048, "dtype": "float32"}
+    create_run(storage, url, ["logs"], CONFIG, scorer, [{"url": "a", "size": 1, "etag": "x"}], 3, now=NOW)
+    assert read_status(url, CONFIG, now=NOW + timedelta(seconds=60)).state == "starting"
+    assert read_status(url, CONFIG, now=NOW + timedelta(seconds=180)).state == "stopped"

@@ -199,7 +199,7 @@ def test_a_submitted_audit_runs_there_and_leaves_a_finished_run(cluster, tiny_sc
     written = []
     assert follow(job_id, cluster, written.append) == 0, "".join(written)
     assert job_id == f"{submission.name}-a1"
-    assert "3 answers read: 3 audited, 0 rejected" in "".join(written)
+    assert "3 rows read: 3 answers audited, 0 rejected" in "".join(written)
     assert (out / "_SUCCESS").exists()
 
 
