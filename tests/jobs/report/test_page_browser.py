@@ -29,7 +29,7 @@ def browser() -> str:
 
 def test_the_page_opens_without_console_errors_and_without_a_request(browser: str, tmp_path: Path) -> None:
     said = (Said(HOSTILE, 2.0), Said("A second sentence.", -1.0))
-    write_fake_run(tmp_path / "out", [Answer(said)], [Reject("malformed_row", HOSTILE)])
+    write_fake_run(str(tmp_path / "out"), [Answer(said)], [Reject("malformed_row", HOSTILE)])
     page = write_report(str(tmp_path / "out"), Storage(), load_config(None, [], {}))
     done = subprocess.run(
         [
