@@ -46,6 +46,7 @@ def ray_local() -> Iterator[str]:
     import ray
 
     context = ray.init(
+        address="local",  # not a cluster that somebody else runs on this machine
         num_cpus=2,
         num_gpus=0,
         include_dashboard=False,
