@@ -76,7 +76,7 @@ def run_seaweed(weed: str, folder: Path) -> Iterator[Seaweed]:
     )
     arguments = [
         weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-        "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=16",
+        "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=200",
         "-filer", "-s3", f"-s3.config={credentials}", "-s3.port.lance=0", "-s3.port.iceberg=0",
         f"-filer.localSocket={folder / 'filer.sock'}", f"-s3.localSocket={folder / 's3.sock'}",
         *[f"-{name}.port={port}" for name, port in ports.items()],
