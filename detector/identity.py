@@ -10,7 +10,7 @@ from typing import Any
 
 from detector.errors import ScorerError
 from detector.scorers import EMBEDDED, KNOWN
-from detector.weights import converted_gguf, default_cache, embedded_scorer, fingerprint_folder
+from detector.weights import converted_gguf, default_cache, embedded_scorer, fingerprint_folder, first_line
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -85,11 +85,9 @@ def place(device: str, dtype: str) -> tuple[str, str]:
 
 
 def no_model(name: str, error: Exception) -> str:
-    """One line for a loader's many: the first that says something."""
-    line = next((line for line in str(error).splitlines() if line.strip()), "no message").strip()
-    return (
-        f"scorer {name}: cannot be loaded ({line[:240]}); check the name, or pass a folder with safetensors"
-    )
+    """What to tell about a scorer whose loading raised `error`, in one line."""
+    line = first_line(error)
+    return f"scorer {name}: cannot be loaded ({line}); check the name, or pass a folder with safetensors"
 
 
 def _folder_config(name: str, folder: Path) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     except Exception as error:  # the loaders raise a dozen types for a file that is not what it says
         raise ScorerError(
             f"scorer {gguf.name}: not a GGUF model that transformers can read ({type(error).__name__}: "
-            f"{_first_line(error)})"
+            f"{first_line(error)})"
         ) from None
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
@@ -147,5 +147,6 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of a loader's many that says something, at most 200 characters."""
     return next((line for line in str(error).splitlines() if line.strip()), "no message").strip()[:200]

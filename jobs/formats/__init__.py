@@ -77,12 +77,5 @@ def _reject(reason: RejectReason, detail: str, path: str, position: int, labels:
         path=path,
         position=position,
         response_id=labels.response_id or labels.weak_id,
-        trace_id=labels.trace_id,
-        span_id=labels.span_id,
-        timestamp=labels.timestamp,
-        app=labels.app,
-        model=labels.model,
-        retriever=labels.retriever,
-        prompt_version=labels.prompt_version,
-        language=labels.language,
+        **labels.passed_on(),
     )

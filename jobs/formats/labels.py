@@ -13,6 +13,7 @@ from detector.record import Record
 from jobs.formats.json_text import embedded
 from jobs.formats.outcome import Reject
 from jobs.formats.paths import Path, Row, paths
+from jobs.tables import DIMENSIONS
 
 ID_CHARS = 512
 LABEL_CHARS = 256
@@ -66,6 +67,9 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
+_PASSED_ON = ("trace_id", "span_id", "timestamp", *DIMENSIONS)
+
+
 @dataclass(frozen=True, slots=True)
 class Labels:
     """The ids and dimensions of one row; None where the row does not say."""
@@ -80,6 +84,10 @@ class Labels:
     retriever: str | None = None
     prompt_version: str | None = None
     language: str | None = None
+
+    def passed_on(self) -> dict[str, Any]:
+        """What a Record or a Reject takes over as it is, by field name: everything but the answer's id."""
+        return {name: getattr(self, name) for name in _PASSED_ON}
 
 
 def read_labels(row: Row, partitions: Mapping[str, str], fields: Mapping[str, Path]) -> Labels:
