@@ -6,41 +6,67 @@ states of answer rows are kept; the model's own output head never runs.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from detector.attention import Rows
 from detector.prefix_tree import Ids, Node, build_tree
+from detector.probe import Probe
 
 
 @torch.inference_mode()
-def last_rows(body: Any, sequences: Sequence[Ids], n_rows: int) -> tuple[Tensor, int]:
-    """Hidden states (len(sequences), n_rows, D) at the last `n_rows` positions of each sequence.
+def last_rows(
+    body: Any, sequences: Sequence[Ids], n_rows: Sequence[int], probes: Sequence[Probe] = ()
+) -> tuple[list[Tensor], int]:
+    """Hidden states (n_rows[i], D) at the last `n_rows[i]` positions of each sequence i.
 
     `body` is the model below its output head (final norm included). Also returns how many tokens were
-    computed. To score A answer tokens pass prompt + answer without its last token and n_rows = A: the row at
+    computed. To score A answer tokens pass prompt + answer without its last token and A rows: the row at
     a position predicts the token after it, so the first answer token is scored by the last prompt row.
+    `probes` watch their sequences on the way.
     """
     tree = build_tree(sequences)
     device = next(body.parameters()).device
     # Without a config every layer keeps all positions. Sliding-window layers then mask instead of
     # forgetting, which is what lets the cache be cut back to any branch point.
     cache = DynamicCache()
-    rows: list[list[Tensor]] = [[] for _ in sequences]
-    for node in tree.walk():
-        if not node.tokens:
-            continue
-        cache.crop(node.start - cache.get_seq_length())
-        tokens = torch.tensor([node.tokens], device=device)
-        states = body(input_ids=tokens, cache=cache, use_cache=True).last_hidden_state[0]
-        for index in node.sequences:
-            rows[index].extend(_overlap(states, node, len(sequences[index]), n_rows))
-    return torch.stack([torch.cat(parts) for parts in rows]), tree.n_tokens
+    parts: list[list[Tensor]] = [[] for _ in sequences]
+
+    def see(*operands: Any) -> None:
+        for probe in probes:
+            probe.see(*operands)
+
+    more: dict[str, Any] = {"see": see} if probes else {}
+    with ExitStack() as stack:
+        for probe in probes:
+            stack.enter_context(probe.watching())
+        for node in tree.walk():
+            if not node.tokens:
+                continue
+            cache.crop(node.start - cache.get_seq_length())
+            tokens = torch.tensor([node.tokens], device=device)
+            rows = _answer_rows(node, sequences, n_rows)
+            for probe in probes:
+                probe.enter(rows)
+            states = body(input_ids=tokens, cache=cache, use_cache=True, **more).last_hidden_state[0]
+            for index, found in rows.items():
+                parts[index].append(states[found.start : found.stop])
+    hidden = [torch.cat(part) for part in parts]
+    for probe in probes:
+        probe.finish(hidden)
+    return hidden, tree.n_tokens
 
 
-def _overlap(states: Tensor, node: Node, length: int, n_rows: int) -> list[Tensor]:
-    """The rows of this node that are among the last `n_rows` of a sequence of `length` tokens."""
-    first, stop = max(node.start, length - n_rows), min(node.stop, length)
-    return [states[first - node.start : stop - node.start]] if first < stop else []
+def _answer_rows(node: Node, sequences: Sequence[Ids], n_rows: Sequence[int]) -> dict[int, Rows]:
+    """Per sequence, the rows of this node that are among the sequence's last ones."""
+    found = {}
+    for index in node.sequences:
+        length = len(sequences[index])
+        first, stop = max(node.start, length - n_rows[index]), min(node.stop, length)
+        if first < stop:
+            found[index] = Rows(first - node.start, stop - node.start)
+    return found

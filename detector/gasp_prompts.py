@@ -22,6 +22,9 @@ Span = tuple[int, int]
 MAX_ANSWER_TOKENS = {"gasp-v1": 200, "gasp-v2": 256}
 MAX_CONTEXT_TOKENS = {"gasp-v1": 700, "gasp-v2": 1800}
 
+CONTEXT, HEADER = "Context:\n", "Answer: "
+"""What every full prompt starts and ends with."""
+
 _SENTENCE_END = re.compile(r"[.!?]+(?:\s+|\Z)")
 _V1_SPLIT = re.compile(r"(?<=[.!?])\s+")
 
@@ -66,25 +69,26 @@ def conditions(record: Record, tokenizer: Any, version: str, k: int) -> Conditio
         chunks = [(group[0][0], group[-1][1]) for group in groups]
         texts = [" ".join(kept[start:end] for start, end in group) for group in groups]
         without = [" ".join(texts[:i] + texts[i + 1 :]) for i in range(len(texts))]
-        none = f"Question: {record.question}\n\nAnswer: "
+        none = f"Question: {record.question}\n\n{HEADER}"
     else:
         stop = offsets[limit - 1][1] if len(ids) >= limit else len(context)
         kept = context[:stop]
         chunks = [(start, end) for start, end in _v2_chunks(context, k) if start < stop]
         without = [kept[:start] + kept[min(end, stop) :] for start, end in chunks]
-        none = _prompt("", record.question)
+        none = prompt("", record.question)
     return Conditions(
-        full=_prompt(kept, record.question),
+        full=prompt(kept, record.question),
         none=none,
-        without=tuple(_prompt(text, record.question) for text in without),
+        without=tuple(prompt(text, record.question) for text in without),
         pieces=tuple(_piece(record, start, end) for start, end in chunks),
         n_context_tokens=n_tokens,
         truncated=truncated,
     )
 
 
-def _prompt(context: str, question: str) -> str:
-    return f"Context:\n{context}\n\nQuestion: {question}\n\nAnswer: "
+def prompt(context: str, question: str) -> str:
+    """Version 2's text (version 1 drops the Context header in the empty condition)."""
+    return f"{CONTEXT}{context}\n\nQuestion: {question}\n\n{HEADER}"
 
 
 def _v2_chunks(context: str, k: int) -> list[Span]:

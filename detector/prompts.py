@@ -15,7 +15,7 @@ from detector.prefix_tree import Ids
 from detector.record import Record
 from detector.sentences import Span, group_sentences, split_sentences
 from detector.trace import Piece
-from detector.windows import Segment, cut_segments, group_pieces
+from detector.windows import Layout, Segment, cut_segments, group_pieces
 
 UNDIVIDED_GROUPS = 5
 """K where the log kept no passage boundaries (GASP's default number of chunks)."""
@@ -55,6 +55,7 @@ class Window:
     none: Ids
     without: tuple[Ids, ...]
     piece_indices: tuple[int, ...]
+    layout: Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +94,16 @@ def read_record(record: Record, tokenizer: Any, profile: PromptProfile, window_t
         raise RecordRejected(RejectReason.ANSWER_TOO_SHORT, detail)
     if profile.name.startswith("gasp-"):
         return _read_gasp(record, tokenizer, profile, window_tokens, ids, offsets)
-    head, tail = (_chat if profile.name == "chat" else _plain)(record, tokenizer)
+    head, tail, n_header = (_chat if profile.name == "chat" else _plain)(record, tokenizer)
     segments, room = cut_segments(len(ids), window_tokens - len(head) - len(tail))
     pieces, pieces_ids = _pieces(record, tokenizer, room)
     windows = []
     for indices in group_pieces([len(p) for p in pieces_ids], room):
         parts = [pieces_ids[i] for i in indices]
         without = tuple(head + _concat(parts[:k] + parts[k + 1 :]) + tail for k in range(len(parts)))
-        windows.append(Window(head + _concat(parts) + tail, head + tail, without, indices))
+        full = head + _concat(parts) + tail
+        layout = Layout((len(head), len(full) - len(tail)), len(full) - n_header)
+        windows.append(Window(full, head + tail, without, indices, layout))
     sentences = tuple(split_sentences(record.answer, record.language))
     n_context = sum(len(part) for part in pieces_ids)
     return Reading(profile, ids, offsets, sentences, pieces, tuple(windows), segments, n_context)
@@ -121,18 +124,26 @@ def encode(tokenizer: Any, text: str, *, special: bool = False) -> tuple[Ids, tu
     return tuple(encoded["input_ids"]), tuple((start, end) for start, end in encoded["offset_mapping"])
 
 
-def _plain(record: Record, tokenizer: Any) -> tuple[Ids, Ids]:
-    """Ids before and after the passages: a Context header (kept when empty), then the question."""
+def _plain(record: Record, tokenizer: Any) -> tuple[Ids, Ids, int]:
+    """Ids before and after the passages (a Context header, kept when empty, then the question), and how many
+    of the latter are the answer's header.
+    """
     start = tuple(tokenizer("")["input_ids"])  # a BOS where the tokenizer adds one
     head = start + encode(tokenizer, "Context:\n")[0]
-    return head, encode(tokenizer, f"Question: {record.question}\n\nAnswer:\n")[0]
+    text = f"Question: {record.question}\n\n"
+    tail, offsets = encode(tokenizer, text + _ANSWER)
+    return head, tail, sum(stop > len(text) for _, stop in offsets)
 
 
+_ANSWER = "Answer:\n"
 _SENTINEL = "LEADLINE-CONTENT"
 
 
-def _chat(record: Record, tokenizer: Any) -> tuple[Ids, Ids]:
-    """The same text as one user turn of the scorer's chat template; only the template is trusted."""
+def _chat(record: Record, tokenizer: Any) -> tuple[Ids, Ids, int]:
+    """The same text as one user turn of the scorer's chat template; only the template is trusted.
+
+    What the template writes after the user's text counts as the answer's header.
+    """
     if not getattr(tokenizer, "chat_template", None):
         raise ProfileError(
             "profile chat: this scorer has no chat template; use --set profile=plain or another scorer"
@@ -145,7 +156,8 @@ def _chat(record: Record, tokenizer: Any) -> tuple[Ids, Ids]:
         raise ProfileError("profile chat: the scorer's chat template drops the user's text; use plain")
     head = encode(tokenizer, before, special=True)[0] + encode(tokenizer, "Context:\n")[0]
     question = encode(tokenizer, f"Question: {record.question}")[0]
-    return head, question + encode(tokenizer, after, special=True)[0]
+    turn_marker = encode(tokenizer, after, special=True)[0]
+    return head, question + turn_marker, len(turn_marker)
 
 
 def _pieces(record: Record, tokenizer: Any, room: int) -> tuple[tuple[Piece, ...], list[Ids]]:
@@ -204,7 +216,8 @@ def _read_gasp(
     if longest > window_tokens:
         detail = f"{longest} tokens, the scorer reads {window_tokens}; profile {profile.name} has no windows"
         raise RecordRejected(RejectReason.OVER_WINDOW, detail)
-    window = Window(prompts[0], prompts[1], tuple(prompts[2:]), tuple(range(len(plan.pieces))))
+    layout = _layout(tokenizer, plan.full, record.question)
+    window = Window(prompts[0], prompts[1], tuple(prompts[2:]), tuple(range(len(plan.pieces))), layout)
     sentences = tuple(gasp_prompts.sentence_spans(record.answer))
     segments = (Segment(0, 0, len(ids)),)
     return Reading(
@@ -223,3 +236,17 @@ def _read_gasp(
 def _whole(tokenizer: Any, text: str) -> Ids:
     """A whole prompt at once with the tokenizer's own special tokens around it, as the author's code does."""
     return tuple(tokenizer(text, split_special_tokens=True, verbose=False)["input_ids"])
+
+
+def _layout(tokenizer: Any, text: str, question: str) -> Layout:
+    """Where passages and header stand in a whole prompt of the GASP author's template."""
+    encoded = tokenizer(text, split_special_tokens=True, return_offsets_mapping=True, verbose=False)
+    stops = [stop for _, stop in encoded["offset_mapping"]]
+
+    def tokens_before(position: int) -> int:
+        return sum(stop <= position for stop in stops)
+
+    header = len(text) - len(gasp_prompts.HEADER)
+    passages = len(gasp_prompts.prompt("", question)) - len(gasp_prompts.CONTEXT)
+    first, stop = len(gasp_prompts.CONTEXT), len(text) - passages
+    return Layout((tokens_before(first), tokens_before(stop)), tokens_before(header))

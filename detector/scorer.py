@@ -1,5 +1,7 @@
 """Scorer: the public door. Load a model; records in, measurements and findings out."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,17 +11,21 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
+from detector import attention
 from detector.aggregate import Measurement, measure
 from detector.calibration import Reference
 from detector.errors import RecordRejected, RejectReason, ScorerError
 from detector.findings import Findings, find
 from detector.forward import last_rows
 from detector.identity import ScorerInfo, fingerprint, locate, no_model, place
+from detector.prefix_tree import Ids
+from detector.probe import Keep, Probe
 from detector.prompts import PROFILES, PromptProfile, Reading, Window, read_record
 from detector.record import Record
 from detector.scorers import EMBEDDED
 from detector.trace import Trace
 from detector.vocabulary import Head, Reduction, reduce_vocabulary
+from detector.windows import Layout, Segment
 
 _HEAD_TOLERANCE = 2e-2  # relative; an unknown scaling or capping of logits is off by far more
 
@@ -60,6 +66,7 @@ class Scorer:
         source = locate(name, cache_dir)
         where, dtype_name = place(device, dtype)
         logging.disable_progress_bar()
+        attention.register()
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             model = AutoModelForCausalLM.from_pretrained(
@@ -67,7 +74,7 @@ class Scorer:
                 dtype=getattr(torch, dtype_name),
                 trust_remote_code=False,
                 use_safetensors=True,
-                attn_implementation="sdpa",
+                attn_implementation=attention.NAME,
             )
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ScorerError(no_model(name, error)) from None
@@ -95,18 +102,35 @@ class Scorer:
         """The dtype of the weights; sums always run in float32 or better."""
         return self.info.dtype
 
-    def trace(self, record: Record, *, leave_one_out: bool = True) -> tuple[Reading, tuple[Trace, ...]]:
+    def trace(self, record: Record, keep: Keep = Keep()) -> tuple[Reading, tuple[Trace, ...]]:  # noqa: B008
         """Read a record under its conditions: one Trace per window. Raises RecordRejected."""
         reading = read_record(record, self.tokenizer, self.profile, self.window_tokens)
-        return reading, tuple(
-            self._trace_window(reading, window, leave_one_out) for window in reading.windows
-        )
+        return reading, tuple(self._trace_window(reading, window, keep) for window in reading.windows)
+
+    def trace_together(
+        self,
+        records: Sequence[Record],
+        keep: Keep = Keep(),  # noqa: B008
+    ) -> list[tuple[Reading, tuple[Trace, ...]]]:
+        """The same for several answers to one question: what their prompts share is computed once.
+
+        A trace differs from that of its record alone only by the rounding of sums. Raises RecordRejected.
+        """
+        readings = [read_record(r, self.tokenizer, self.profile, self.window_tokens) for r in records]
+        if any(len(reading.windows) > 1 or len(reading.segments) > 1 for reading in readings):
+            return [self.trace(record, keep) for record in records]
+        passes = [_Pass.of(reading, reading.windows[0], reading.segments[0], keep) for reading in readings]
+        read = self._run(passes, keep)
+        return [
+            (reading, (self._joined_trace(reading, reading.windows[0], [one], keep),))
+            for reading, one in zip(readings, read, strict=True)
+        ]
 
     def measure(
         self, record: Record, *, leave_one_out: bool = True, min_answer_tokens: int = 1
     ) -> Measurement:
         """Numbers without opinions for every sentence and the response. Raises RecordRejected."""
-        reading, traces = self.trace(record, leave_one_out=leave_one_out)
+        reading, traces = self.trace(record, Keep(leave_one_out=leave_one_out))
         if len(reading.answer_ids) < min_answer_tokens:
             detail = f"{len(reading.answer_ids)} tokens, {min_answer_tokens} needed"
             raise RecordRejected(RejectReason.ANSWER_TOO_SHORT, detail)
@@ -120,19 +144,34 @@ class Scorer:
         """
         return find(record, self.measure(record), reference or Reference.identity(), method)
 
-    def _trace_window(self, reading: Reading, window: Window, leave_one_out: bool) -> Trace:
-        prompts = (window.full, window.none, *(window.without if leave_one_out else ()))
-        parts: list[Reduction] = []
-        n_computed = 0
-        for segment in reading.segments:
-            scored = reading.answer_ids[segment.start : segment.stop]
-            # The last answer token predicts nothing that is scored, so it is never computed.
-            tail = reading.answer_ids[segment.tail : segment.stop - 1]
-            hidden, n_tokens = last_rows(self._body, [p + tail for p in prompts], len(scored))
-            targets = torch.tensor(scored, device=hidden.device)
+    def _trace_window(self, reading: Reading, window: Window, keep: Keep) -> Trace:
+        read = [self._run([_Pass.of(reading, window, s, keep)], keep)[0] for s in reading.segments]
+        return self._joined_trace(reading, window, read, keep)
+
+    def _run(self, passes: Sequence["_Pass"], keep: Keep) -> list["_Read"]:
+        """One walk over the conditions of all passes."""
+        sequences = [sequence for one in passes for sequence in one.sequences]
+        n_rows = [len(one.scored) + keep.own_rows for one in passes for _ in one.sequences]
+        firsts = np.cumsum([0, *(len(one.sequences) for one in passes)]).tolist()
+        probes = [
+            Probe(self._body, keep, one.layout, one.positions, first)
+            for one, first in zip(passes, firsts, strict=False)
+            if keep.own_rows
+        ]
+        hidden, n_tokens = last_rows(self._body, sequences, n_rows, probes)
+        read = []
+        for index, (one, first) in enumerate(zip(passes, firsts, strict=False)):
+            rows = torch.stack(hidden[first : first + len(one.sequences)])[:, : len(one.scored)]
+            targets = torch.tensor(one.scored, device=rows.device)
             with torch.inference_mode():
-                parts.append(reduce_vocabulary(hidden, targets, self._head, epsilon=self.profile.jsd_epsilon))
-            n_computed += n_tokens
+                part = reduce_vocabulary(rows, targets, self._head, epsilon=self.profile.jsd_epsilon)
+            # What several answers share is counted once, for the first of them.
+            read.append(_Read(part, probes[index] if probes else None, 0 if index else n_tokens))
+        return read
+
+    def _joined_trace(self, reading: Reading, window: Window, read: Sequence["_Read"], keep: Keep) -> Trace:
+        parts = [one.vocabulary for one in read]
+        probes = [one.probe for one in read if one.probe is not None]
         logprob = _joined([part.logprob for part in parts])
         entropy = _joined([part.entropy for part in parts])
         jsd = _joined([part.jsd for part in parts])
@@ -140,6 +179,13 @@ class Scorer:
             raise RecordRejected(
                 RejectReason.SCORING_FAILED, f"the scorer gave non-finite numbers in {self.dtype}"
             )
+        more: dict[str, Any] = _probed(probes, keep)
+        if keep.extremes:
+            more |= {
+                "top_logprob": _joined([part.top for part in parts])[:2],
+                "bottom_logprob": _joined([part.bottom for part in parts])[:2],
+                "rank": _joined([part.rank for part in parts])[:2],
+            }
         return Trace(
             token_ids=np.asarray(reading.answer_ids, dtype=np.int64),
             offsets=np.asarray(reading.offsets, dtype=np.int32).reshape(-1, 2),
@@ -149,18 +195,76 @@ class Scorer:
             logprob_no_context=logprob[1],
             entropy_no_context=entropy[1],
             jsd_no_context=jsd[0],
-            logprob_without=logprob[2:] if leave_one_out else None,
-            jsd_without=jsd[1:] if leave_one_out else None,
+            logprob_without=logprob[2:] if keep.leave_one_out else None,
+            jsd_without=jsd[1:] if keep.leave_one_out else None,
             n_context_tokens=len(window.full) - len(window.none),
             n_prompt_tokens=len(window.full),
-            n_computed_tokens=n_computed,
+            n_computed_tokens=sum(one.n_tokens for one in read),
+            n_header_tokens=len(window.full) - window.layout.header,
             truncated=reading.truncated,
+            **more,
         )
 
 
-def _joined(parts: list[Tensor]) -> np.ndarray[Any, np.dtype[np.float32]]:
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One segment of an answer after each prompt of one window."""
+
+    sequences: tuple[Ids, ...]
+    scored: Ids
+    layout: Layout
+    positions: tuple[int, int]
+    """Where the scored tokens stand in the full condition, start:stop."""
+
+    @classmethod
+    def of(cls, reading: Reading, window: Window, segment: Segment, keep: Keep) -> "_Pass":
+        prompts = (window.full, window.none, *(window.without if keep.leave_one_out else ()))
+        scored = reading.answer_ids[segment.start : segment.stop]
+        # The last answer token predicts nothing that is scored: it is computed for its own row alone.
+        tail = reading.answer_ids[segment.tail : segment.stop - (not keep.own_rows)]
+        first = len(window.full) + segment.start - segment.tail
+        return cls(
+            tuple(prompt + tail for prompt in prompts), scored, window.layout, (first, first + len(scored))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What one pass left behind."""
+
+    vocabulary: Reduction
+    probe: Probe | None
+    n_tokens: int
+
+
+def _joined(parts: list[Tensor]) -> np.ndarray[Any, np.dtype[Any]]:
     # float64 models (reference runs) keep their precision.
     return np.asarray(torch.cat(parts, dim=-1).cpu().numpy())
+
+
+def _probed(probes: list[Probe], keep: Keep) -> dict[str, Any]:
+    """The Trace fields that probes kept, the segments of an answer joined.
+
+    Each segment has one row more than tokens: where it ends and another begins, the next one's first row
+    (which predicts the same token) stands for both.
+    """
+    found: dict[str, Any] = {}
+    last = len(probes) - 1
+
+    def rows(parts: list[Tensor], axis: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        cut = [p if i == last else p.narrow(axis, 0, p.shape[axis] - 1) for i, p in enumerate(parts)]
+        return np.asarray(torch.cat(cut, dim=axis).float().cpu().numpy())
+
+    if keep.attention:
+        passages, answer = zip(*(probe.attention() for probe in probes), strict=True)
+        found |= {"attention_passages": rows(list(passages), 2), "attention_answer": rows(list(answer), 2)}
+    if keep.layers:
+        states = [probe.states() for probe in probes]
+        found |= {"layers": keep.layers, "states": rows(states, 2)}
+        if keep.carried:
+            carried = [p.carried(s) for p, s in zip(probes, states, strict=True)]
+            found["carried"] = np.asarray(torch.cat(carried, dim=1).float().cpu().numpy())
+    return found
 
 
 def _checked_head(model: PreTrainedModel, name: str) -> Head:

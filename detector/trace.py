@@ -57,5 +57,24 @@ class Trace:
     """All tokens before the answer in the full condition."""
     n_computed_tokens: int
     """Tokens that went through the model for this trace."""
+    n_header_tokens: int = 0
+    """The last of the prompt tokens that count as answer where attention is read (see Layout)."""
+    top_logprob: F32 | None = None
+    """(2, A) log-probability of the most likely token, with all passages and with none, <= 0."""
+    bottom_logprob: F32 | None = None
+    """(2, A) log-probability of the least likely token, in the same two conditions."""
+    rank: I32 | None = None
+    """(2, A) how many tokens were more likely than the realised one, in the same two conditions."""
+    attention_passages: F32 | None = None
+    """(L, H, A + 1) share of attention on the passages, in [0, 1]. Row i predicts token i; row i + 1 is that
+    token's own row."""
+    attention_answer: F32 | None = None
+    """(L, H, A + 1) share of attention on the answer's header and the answer so far, in [0, 1]."""
+    layers: tuple[int, ...] = ()
+    """The S layers whose states were kept: l = output of block l, L + 1 = after the final norm."""
+    states: F32 | None = None
+    """(S, 2, A + 1, D) hidden states with all passages and with none; rows as in `attention_passages`."""
+    carried: F32 | None = None
+    """(S, A, D) attention-weighted sum of earlier tokens' state changes (CORTEX), on the tokens' own rows."""
     truncated: bool = False
     """True when the prompt profile cut context or answer (only `gasp-v1` and `gasp-v2` ever do)."""

@@ -62,6 +62,12 @@ class Reduction:
     """(C, A), in [0, ln V]."""
     jsd: Tensor
     """(C - 1, A) divergence of each later condition from the first, in [0, ln 2]."""
+    top: Tensor
+    """(C, A) log-probability of the most likely token, <= 0."""
+    bottom: Tensor
+    """(C, A) log-probability of the least likely token, <= top."""
+    rank: Tensor
+    """(C, A) how many tokens are more likely than the realised one, int32 in [0, V)."""
 
 
 def reduce_vocabulary(
@@ -78,14 +84,17 @@ def reduce_vocabulary(
     logprob = hidden.new_empty((n_conditions, n_rows), dtype=head.accumulator)
     entropy = torch.empty_like(logprob)
     jsd = torch.empty_like(logprob[1:])
+    top, bottom = torch.empty_like(logprob), torch.empty_like(logprob)
+    rank = torch.empty_like(logprob, dtype=torch.int32)
     rows, columns, keep = _tile(n_conditions, n_rows, n_vocabulary, block_bytes, hidden)
     for first in range(0, n_rows, rows):
         part = slice(first, min(first + rows, n_rows))
         block = hidden[:, part]
         read = _kept(block, head) if keep else _recomputed(block, head)
         tile = _reduce_rows(read, targets[part], n_vocabulary, columns, epsilon)
-        logprob[:, part], entropy[:, part], jsd[:, part] = tile
-    return Reduction(logprob, entropy, jsd)
+        for whole, piece in zip((logprob, entropy, jsd, top, bottom, rank), tile, strict=True):
+            whole[:, part] = piece
+    return Reduction(logprob, entropy, jsd, top, bottom, rank)
 
 
 def _tile(
@@ -121,19 +130,28 @@ def _recomputed(block: Tensor, head: Head) -> Read:
 
 def _reduce_rows(
     read: Read, targets: Tensor, n_vocabulary: int, columns: int, epsilon: float
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """All conditions of a few rows: normalisers in a first walk over the vocabulary, the rest in a second."""
     blocks = [(s, min(s + columns, n_vocabulary)) for s in range(0, n_vocabulary, columns)]
-    parts = [torch.logsumexp(read(start, stop), dim=-1) for start, stop in blocks]
-    normaliser = torch.logsumexp(torch.stack(parts), dim=0)[:, :, None]  # (C, R, 1)
-    realised = torch.zeros_like(parts[0])
-    entropy = torch.zeros_like(parts[0])
-    jsd = torch.zeros_like(parts[0][1:])
+    parts = []
     for start, stop in blocks:
-        logp = read(start, stop) - normaliser  # (C, R, columns)
-        inside = (targets >= start) & (targets < stop)
-        index = (targets - start).clamp(0, stop - start - 1).expand(logp.shape[0], -1)[:, :, None]
-        realised += torch.where(inside, logp.gather(-1, index)[:, :, 0], 0.0)
+        logits = read(start, stop)
+        low, high = logits.aminmax(dim=-1)
+        index, inside = _column(targets, start, stop, logits.shape[0])
+        own = logits.gather(-1, index)[:, :, 0]
+        lse = torch.logsumexp(logits, dim=-1)
+        parts.append((lse, low, high, torch.where(inside, own, 0.0)))
+    lses, lows, highs, owns = (torch.stack(column) for column in zip(*parts, strict=True))
+    target = owns.sum(dim=0)  # one block holds it, the others add an exact zero
+    normaliser = torch.logsumexp(lses, dim=0)[:, :, None]  # (C, R, 1)
+    top, bottom = highs.amax(dim=0) - normaliser[:, :, 0], lows.amin(dim=0) - normaliser[:, :, 0]
+    realised = target - normaliser[:, :, 0]
+    entropy, rank = torch.zeros_like(target), torch.zeros_like(target, dtype=torch.int32)
+    jsd = torch.zeros_like(target[1:])
+    for start, stop in blocks:
+        logits = read(start, stop)
+        rank += (logits > target[:, :, None]).sum(dim=-1, dtype=torch.int32)
+        logp = logits - normaliser  # (C, R, columns)
         p = logp.exp()
         plogp = logp.mul_(p)  # logp is not needed any more, except in the compatible form
         entropy -= plogp.sum(dim=-1)
@@ -145,7 +163,13 @@ def _reduce_rows(
             plogp[1:] += plogp[:1]
             jsd += plogp[1:].mul_(0.5).sub_(mixture).sum(dim=-1)
     bound = math.log(2) + (1e-4 if epsilon else 0.0)
-    return realised, entropy.clamp_(min=0.0), jsd.clamp_(0.0, bound)
+    return realised, entropy.clamp_(min=0.0), jsd.clamp_(0.0, bound), top, bottom, rank
+
+
+def _column(targets: Tensor, start: int, stop: int, n_conditions: int) -> tuple[Tensor, Tensor]:
+    """Where in this block the realised tokens stand (C, R, 1), and which of them do (R,)."""
+    index = (targets - start).clamp(0, stop - start - 1).expand(n_conditions, -1)[:, :, None]
+    return index, (targets >= start) & (targets < stop)
 
 
 def _compatible_jsd(p: Tensor, plogp: Tensor, epsilon: float) -> Tensor:

@@ -21,6 +21,18 @@ class Segment:
     stop: int
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things stand in the full condition: passages `start:stop`, the answer's header from `header`.
+
+    When attention is read, the header ("Answer:" or the template's turn marker) counts as answer, as in the
+    Lookback Lens reference.
+    """
+
+    passages: tuple[int, int]
+    header: int
+
+
 def cut_segments(n_answer: int, room: int) -> tuple[tuple[Segment, ...], int]:
     """Share `room` tokens between answer and context; returns the segments and the room for passages.
 

@@ -1,0 +1,158 @@
+"""Probe: what a forward pass is asked to keep beside the last hidden states of the answer rows.
+
+One probe watches one reading of one record. It keeps, for the condition with all passages, the reduced
+attention of every layer, and for that and the empty condition the states of the layers in use. Everything
+else is dropped inside the layer that made it, so memory does not grow with the number of layers.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from detector.attention import Rows, Shares, head_mean, shares
+from detector.errors import ScorerError
+from detector.windows import Layout
+
+FULL, NONE = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What the methods of a run need of the forward passes, beside log-probabilities, entropies and JSDs.
+
+    `layers` counts from 1: layer l is what block l puts out, and n_layers + 1 is the last one after the final
+    norm. `carried` asks for CORTEX's attention-weighted sums at those layers.
+    """
+
+    leave_one_out: bool = True
+    extremes: bool = False
+    attention: bool = False
+    layers: tuple[int, ...] = ()
+    carried: bool = False
+
+    @property
+    def own_rows(self) -> bool:
+        """Whether the last answer token must be computed too (its own row predicts nothing)."""
+        return self.attention or bool(self.layers)
+
+
+class Probe:
+    """Collects while `forward.last_rows` walks the tree. Used once."""
+
+    def __init__(
+        self, body: Any, keep: Keep, layout: Layout, scored: tuple[int, int], first_sequence: int
+    ) -> None:
+        """`scored`: positions start:stop of the scored answer tokens in the full condition, which is sequence
+        `first_sequence` of the walk; the empty condition is the next one.
+        """
+        self._blocks: Sequence[Any] = blocks(body)
+        self.keep = keep
+        self._layout = layout
+        self._scored = scored
+        self._sequences = {first_sequence: FULL, first_sequence + 1: NONE}
+        self._rows: dict[int, Rows] = {}
+        self._shares: dict[int, list[Shares]] = {}
+        self._alphas: dict[int, list[Tensor]] = {}
+        self._states: dict[tuple[int, int], list[Tensor]] = {}
+        self._seen: set[int] = set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Hooks on the blocks whose output is kept, for as long as the context lasts."""
+        n_layers = len(self._blocks)
+        handles = [
+            self._blocks[layer - 1].register_forward_hook(
+                lambda _module, _args, output, layer=layer: self._keep_states(layer, output)
+            )
+            for layer in self.keep.layers
+            if layer <= n_layers
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def enter(self, rows: dict[int, Rows]) -> None:
+        """Say which of the queries of the next node are answer rows, per sequence."""
+        self._rows = {self._sequences[s]: r for s, r in rows.items() if s in self._sequences}
+
+    def see(self, block: int, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> None:
+        """One layer's attention operands (see `attention.attend`)."""
+        self._seen.add(block)
+        rows = self._rows.get(FULL)
+        if rows is None:
+            return
+        if self.keep.attention:
+            self._shares.setdefault(block, []).append(shares(query, key, mask, scaling, rows, self._layout))
+        if self.keep.carried and self._carries(block):
+            first, stop = self._scored
+            alpha = head_mean(query, key, mask, scaling, rows, first)
+            # A node may end before the answer does: its rows see no later keys.
+            missing = (stop - first) - alpha.shape[1]
+            self._alphas.setdefault(block, []).append(torch.nn.functional.pad(alpha, (0, missing)))
+
+    def finish(self, hidden: Sequence[Tensor]) -> None:
+        """Take the states after the final norm from the rows, (R, D) per sequence, that the walk returned."""
+        last = len(self._blocks) + 1
+        if last in self.keep.layers:
+            for sequence, condition in self._sequences.items():
+                self._states[last, condition] = [hidden[sequence]]
+        if (self.keep.attention or self.keep.carried) and len(self._seen) != len(self._blocks):
+            raise ScorerError(
+                f"{type(self._blocks[0]).__name__} does not go through transformers' attention interface in "
+                f"{len(self._blocks) - len(self._seen)} of {len(self._blocks)} layers, so its attention "
+                "cannot be read; use another scorer or methods that need no attention"
+            )
+
+    def attention(self) -> tuple[Tensor, Tensor]:
+        """(L, H, R) shares on passages and on the answer so far, R = n_rows of the walk."""
+        layers = [self._shares[block] for block in range(len(self._blocks))]
+        passages = torch.stack([torch.cat([part.passages for part in parts], dim=1) for parts in layers])
+        answer = torch.stack([torch.cat([part.answer for part in parts], dim=1) for parts in layers])
+        return passages, answer
+
+    def states(self) -> Tensor:
+        """(S, 2, R, D) states of the layers in use, with all passages and with none."""
+        return torch.stack(
+            [
+                torch.stack([torch.cat(self._states[layer, condition]) for condition in (FULL, NONE)])
+                for layer in self.keep.layers
+            ]
+        )
+
+    def carried(self, states: Tensor) -> Tensor:
+        """(S, R - 1, D) sum over earlier answer tokens j < i of alpha_ij (h_full - h_none)_j.
+
+        CORTEX, section 3.2: alpha is the attention of the token's own row in the pass with passages, mean
+        over heads, not renormalised; each layer's states use that layer's own attention.
+        """
+        out = []
+        for index, layer in enumerate(self.keep.layers):
+            change = states[index, FULL, 1:] - states[index, NONE, 1:]
+            alpha = torch.cat(self._alphas[min(layer, len(self._blocks)) - 1])[1:].to(change.dtype)
+            out.append(alpha.tril(-1) @ change)
+        return torch.stack(out)
+
+    def _carries(self, block: int) -> bool:
+        return any(min(layer, len(self._blocks)) - 1 == block for layer in self.keep.layers)
+
+    def _keep_states(self, layer: int, output: Any) -> None:
+        states = output[0] if isinstance(output, tuple) else output
+        for condition, rows in self._rows.items():
+            # A copy: a view would keep every position of the node alive.
+            kept = states[0, rows.start : rows.stop].clone()
+            self._states.setdefault((layer, condition), []).append(kept)
+
+
+def blocks(body: Any) -> Sequence[Any]:
+    """The transformer blocks of a decoder. Raises ScorerError where they are not to be found."""
+    for name in ("layers", "h", "blocks"):
+        found = getattr(body, name, None)
+        if found is not None and len(found):
+            return list(found)
+    raise ScorerError(f"{type(body).__name__}: its layers are not where transformers' decoders keep them")

@@ -1,0 +1,143 @@
+"""Traces on disk, by content: measuring a labelled answer twice costs one forward pass.
+
+One safetensors file per record and window. The name is a hash of everything that the numbers depend on: the
+record's text, the scorer's files and dtype, the prompt profile. What a file keeps may be more than a caller
+needs; where it is less, the record is measured again and the file replaced.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from detector.probe import Keep
+from detector.record import Record
+from detector.trace import Piece, Trace
+
+_ARRAYS = tuple(
+    f.name for f in fields(Trace) if f.name not in ("pieces", "layers") and not f.name.startswith("n_")
+)
+_COUNTS = tuple(f.name for f in fields(Trace) if f.name.startswith("n_"))
+_VERSION = "1"
+
+
+def trace_key(record: Record, scorer: Any) -> str:
+    """32 hex digits of what a trace depends on. `scorer` is a detector.Scorer."""
+    content = [
+        _VERSION,
+        scorer.fingerprint,
+        scorer.dtype,
+        scorer.window_tokens,
+        scorer.profile.name,
+        record.question,
+        [p.text for p in record.passages],
+        record.undivided,
+        record.answer,
+        record.language,
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+
+
+class TraceStore:
+    """A folder of traces. Files are written beside and renamed: a reader sees a whole file or none."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, key: str, keep: Keep, layers: tuple[int, ...] | None = None) -> tuple[Trace, ...] | None:
+        """The traces of a record's windows, or None where they were not kept or lack what `keep` asks for.
+
+        Only the wanted layers are read, in the wanted order.
+        """
+        traces: list[Trace] = []
+        while (path := self._path(key, len(traces))).exists():
+            try:
+                trace = _read(path, keep)
+            except (SafetensorError, KeyError, ValueError):
+                return None
+            if trace is None:
+                return None
+            traces.append(trace)
+            if int(trace_windows(path)) == len(traces):
+                return tuple(traces)
+        return None
+
+    def put(self, key: str, traces: Sequence[Trace]) -> None:
+        """Keep the traces of a record's windows."""
+        for index in reversed(range(len(traces))):  # the first file last: it is what `get` looks for
+            arrays, meta = _pack(traces[index])
+            meta["n_windows"] = str(len(traces))
+            handle, temporary = tempfile.mkstemp(dir=self._folder, suffix=".part")
+            os.close(handle)
+            save_file(arrays, temporary, metadata=meta)
+            Path(temporary).replace(self._path(key, index))
+
+    def _path(self, key: str, window: int) -> Path:
+        return self._folder / f"{key}-{window}.safetensors"
+
+
+def trace_windows(path: Path) -> str:
+    """How many windows the record of this file was read in."""
+    with safe_open(path, "numpy") as file:
+        return str(file.metadata()["n_windows"])
+
+
+def _pack(trace: Trace) -> tuple[dict[str, Any], dict[str, str]]:
+    arrays = {name: np.ascontiguousarray(getattr(trace, name)) for name in _ARRAYS if _is_array(trace, name)}
+    meta = {
+        "counts": json.dumps(
+            {name: getattr(trace, name) for name in _COUNTS} | {"truncated": trace.truncated}
+        ),
+        "pieces": json.dumps([[p.passage_index, p.start, p.end] for p in trace.pieces]),
+        "layers": json.dumps(trace.layers),
+    }
+    return arrays, meta
+
+
+def _is_array(trace: Trace, name: str) -> bool:
+    return isinstance(getattr(trace, name), np.ndarray)
+
+
+def _read(path: Path, keep: Keep) -> Trace | None:
+    with safe_open(path, "numpy") as file:
+        meta, names = file.metadata(), set(file.keys())
+        layers = tuple(json.loads(meta["layers"]))
+        if not wanted(keep) <= names or not set(keep.layers) <= set(layers):
+            return None
+        skip = {"states", "carried"}
+        arrays = {name: file.get_tensor(name) for name in names - skip}
+        if keep.layers:
+            rows = [layers.index(layer) for layer in keep.layers]
+            for name in wanted(keep) & skip:
+                part = file.get_slice(name)
+                arrays[name] = np.stack([part[row] for row in rows])
+        return Trace(
+            pieces=tuple(Piece(*piece) for piece in json.loads(meta["pieces"])),
+            layers=keep.layers,
+            **{name: None for name in ("logprob_without", "jsd_without") if name not in arrays},
+            **arrays,
+            **json.loads(meta["counts"]),
+        )
+
+
+def wanted(keep: Keep) -> set[str]:
+    """Names of the optional Trace arrays that `keep` asks for."""
+    names: set[str] = set()
+    if keep.leave_one_out:
+        names |= {"logprob_without", "jsd_without"}
+    if keep.extremes:
+        names |= {"top_logprob", "bottom_logprob", "rank"}
+    if keep.attention:
+        names |= {"attention_passages", "attention_answer"}
+    if keep.layers:
+        names |= {"states"} | ({"carried"} if keep.carried else set())
+    return names
