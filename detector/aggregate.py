@@ -5,11 +5,13 @@ over the removed pieces. The whole per-piece vector is kept beside the maximum.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from detector.bundle import Verdict, VerdictHead
+from detector.errors import RecordRejected, RejectReason
 from detector.prompts import Reading
 from detector.sentences import Span
 from detector.trace import I32, Piece, Trace
@@ -46,6 +48,8 @@ class SentenceMeasurement:
     features: Features
     evidence: Piece | None
     """The piece whose removal costs the sentence most; None with leave-one-out off."""
+    verdict: Verdict | None = None
+    """What the head of a bundle says, in the window where it finds the sentence best grounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,9 @@ class Measurement:
     n_computed_tokens: int
     n_windows: int
     truncated: bool
+    ensemble: float | None = None
+    """Probability by the head's rule that the answer holds unsupported text; None without a bundle or a
+    sentence."""
 
 
 def assign_tokens(
@@ -113,11 +120,20 @@ def span_features(
     )
 
 
-def measure(reading: Reading, answer: str, traces: Sequence[Trace], n_passages: int) -> Measurement:
+def measure(
+    reading: Reading,
+    answer: str,
+    traces: Sequence[Trace],
+    n_passages: int,
+    head: VerdictHead | None = None,
+    overlap: NDArray[np.bool_] | None = None,
+) -> Measurement:
     """Reduce the traces of a record's windows (one each, whole answer) to its sentences and the response.
 
     Read in several windows, a sentence takes the one with the largest gap: a passage that supports it is in
-    one window and not in the others. The response does the same over all its tokens.
+    one window and not in the others. The response does the same over all its tokens. The verdicts of `head`
+    are taken where they are lowest, for the same reason. `overlap`: (A,) as the head was fitted with; needed
+    with one. Raises RecordRejected where a verdict is no probability.
     """
     n_pieces, profile = len(reading.pieces), reading.profile
     offsets = np.asarray(reading.offsets, dtype=np.int32).reshape(-1, 2)
@@ -130,14 +146,20 @@ def measure(reading: Reading, answer: str, traces: Sequence[Trace], n_passages: 
         ]
         return max(seen, key=lambda features: features.gap)
 
-    sentences = []
+    members = {}
     for index, (start, end) in enumerate(reading.sentences):
         tokens = np.flatnonzero(owner == index)
         if not len(tokens) and not profile.raw_offsets:
             # Its only characters share a token with the sentence before ("." + "\n1" in one token).
             tokens = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > start))
-        if len(tokens) < profile.min_sentence_tokens:
-            continue
+        if len(tokens) >= profile.min_sentence_tokens:
+            members[index] = tokens
+    verdicts: Sequence[Verdict | None] = [None] * len(members)
+    if head is not None and overlap is not None:
+        verdicts = lowest_verdicts(head, traces, tuple(members.values()), overlap)
+    sentences = []
+    for (index, tokens), verdict in zip(members.items(), verdicts, strict=True):
+        start, end = reading.sentences[index]
         features = best(tokens)
         known = [k for k, drop in enumerate(features.drops) if drop is not None]
         top = max(known, key=lambda k: features.drops[k] or 0.0, default=None)
@@ -151,8 +173,10 @@ def measure(reading: Reading, answer: str, traces: Sequence[Trace], n_passages: 
                 truncated=reading.truncated,
                 features=features,
                 evidence=None if top is None else reading.pieces[top],
+                verdict=verdict,
             )
         )
+    probabilities = np.array([verdict.probability for verdict in verdicts if verdict is not None])
     return Measurement(
         sentences=tuple(sentences),
         features=best(np.arange(len(offsets))),
@@ -162,4 +186,24 @@ def measure(reading: Reading, answer: str, traces: Sequence[Trace], n_passages: 
         n_computed_tokens=sum(trace.n_computed_tokens for trace in traces),
         n_windows=len(traces),
         truncated=reading.truncated,
+        ensemble=head.response(probabilities) if head is not None and len(probabilities) else None,
     )
+
+
+def lowest_verdicts(
+    head: VerdictHead,
+    traces: Sequence[Trace],
+    sentences: Sequence[NDArray[np.intp]],
+    overlap: NDArray[np.bool_],
+) -> list[Verdict]:
+    """The verdict of each sentence (token indices) in the window where its probability is lowest.
+
+    Raises RecordRejected where one is no probability.
+    """
+    if not sentences:
+        return []
+    seen = [head.verdicts(trace, sentences, overlap) for trace in traces]
+    for verdict in (verdict for window in seen for verdict in window):
+        if not (0 <= verdict.probability <= 1 and np.isfinite(astuple(verdict)).all()):
+            raise RecordRejected(RejectReason.SCORING_FAILED, "the bundle's head gave no probability")
+    return [min(windows, key=lambda verdict: verdict.probability) for windows in zip(*seen, strict=True)]

@@ -57,9 +57,10 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Scaled-dot-product attention as transformers runs it; `see` is shown the operands of batch row 0."""
     out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    if see is not None:
+    if see is not None and kwargs.get("position_bias") is None:  # a bias would be missing from our weights
         mask = None if attention_mask is None else attention_mask[0, 0]
-        see(module.layer_idx, query[0], key[0], mask, kwargs["scaling"])
+        scaling = kwargs.get("scaling")
+        see(module.layer_idx, query[0], key[0], mask, query.shape[-1] ** -0.5 if scaling is None else scaling)
     return out, None
 
 

@@ -2,7 +2,8 @@
 
 A score says how far a sentence lies from the average sentence of a reference, in standard deviations and in
 the direction of "less grounded". Until labels have been seen it is no probability, and the threshold is a
-budget (how many sentences to show), not an error rate.
+budget (how many sentences to show), not an error rate. A trained method's score is a probability, and its
+threshold may be an operating point: a false-alarm rate that was measured on labelled data.
 """
 
 import json
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detector.errors import ProfileError
-from detector.methods import Method
+from detector.methods import LABEL_FREE, Method
 
 F64 = NDArray[np.float64]
 
@@ -27,6 +28,15 @@ NOTE = (
     "Scores are sums of standardised features, not probabilities. The threshold marks the flag_budget share "
     "of the sentences of the run named in threshold_from; it is a budget and not an error rate."
 )
+NOTE_OPERATING_POINT = (
+    "Scores of the deciding method are probabilities of a trained head. At the threshold it flagged the "
+    "target_fpr share of the supported sentences of its own training data, scored by heads that had not seen "
+    "them; on other traffic that share is not known."
+)
+
+TARGET_FPR = 0.05
+"""The operating point where none is asked for: the share of supported sentences that it flags."""
+
 _VERSION = 1
 _UNIT_EXPONENT = 1126  # every finite float64 is a whole number of 2**-1126
 
@@ -126,9 +136,13 @@ class Reference:
     threshold: float | None = None
     """A sentence is flagged at this score or above; None until sentences have been scored."""
     threshold_from: str | None = None
-    """The run whose sentences were ranked to find the threshold."""
+    """The run whose sentences were ranked to find it, or `bundle DIGEST` for an operating point of that."""
     flag_budget: float | None = None
     """The largest share of those sentences that may be flagged, in (0, 1)."""
+    target_fpr: float | None = None
+    """The false-alarm rate of the operating point, in (0, 1); None where the threshold is a budget."""
+    bundle: str | None = None
+    """Digest of the bundle whose probabilities the threshold is compared with."""
 
     @classmethod
     def identity(cls) -> "Reference":
@@ -136,11 +150,12 @@ class Reference:
         with. Its scores rank the sentences of one answer and have no threshold.
         """
         plain = dict.fromkeys(FEATURES, Scale(0.0, 1.0))
-        return cls("identity", "", "", "", "", 0, 0, plain, plain, "gasp")
+        return cls("identity", "", "", "", "", 0, 0, plain, plain, LABEL_FREE)
 
     def to_json(self) -> str:
         """The profile file: readable, the same bytes for the same reference."""
-        tree = {"version": _VERSION, "note": NOTE} | asdict(self)
+        note = NOTE if self.target_fpr is None else NOTE_OPERATING_POINT
+        tree = {"version": _VERSION, "note": note} | asdict(self)
         return json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
@@ -155,12 +170,14 @@ class Reference:
         if not isinstance(tree, dict) or tree.get("version") != _VERSION:
             raise ProfileError(f"not a reference profile of version {_VERSION} (see OUT/profile.json)")
         known = {field.name for field in fields(cls)}
+        tree = {"target_fpr": None, "bundle": None} | tree  # a profile from before there were bundles
         if tree.keys() != known | {"version", "note"}:
             odd = min(tree.keys() ^ (known | {"version", "note"}))
             raise ProfileError(f"key {odd!r} is {'unknown' if odd in tree else 'missing'}")
-        budget = _number_or_none(tree, "flag_budget")
-        if budget is not None and not 0 < budget < 1:
-            raise ProfileError(f"flag_budget must lie between 0 and 1, got {budget}")
+        for share in ("flag_budget", "target_fpr"):
+            value = _number_or_none(tree, share)
+            if value is not None and not 0 < value < 1:
+                raise ProfileError(f"{share} must lie between 0 and 1, got {value}")
         return cls(
             statistics_from=_text(tree, "statistics_from"),
             scorer=_text(tree, "scorer"),
@@ -173,15 +190,20 @@ class Reference:
             responses=_scales(tree, "responses"),
             deciding_method=_text(tree, "deciding_method"),
             threshold=_number_or_none(tree, "threshold"),
-            threshold_from=None if tree["threshold_from"] is None else _text(tree, "threshold_from"),
-            flag_budget=budget,
+            threshold_from=_text_or_none(tree, "threshold_from"),
+            flag_budget=_number_or_none(tree, "flag_budget"),
+            target_fpr=_number_or_none(tree, "target_fpr"),
+            bundle=_text_or_none(tree, "bundle"),
         )
 
 
 def score(features: Mapping[str, F64], method: Method, scales: Mapping[str, Scale]) -> F64:
     """(n,) scores of n spans: the sum of the method's standardised features, signed so that higher = less
-    grounded. `features`: name -> (n,) finite values. Raises ProfileError for a feature without a scale.
+    grounded; of a trained method its probability. `features`: name -> (n,) finite values. Raises ProfileError
+    for a feature without a scale.
     """
+    if method.trained:
+        return features[method.features[0]]
     total = np.zeros(len(features[method.features[0]]))
     for name in method.features:
         if name not in scales:
@@ -206,10 +228,24 @@ def budget_threshold(scores: F64, budget: float) -> float:
     return float(np.nextafter(highest_unflagged, np.inf))
 
 
+def operating_threshold(points: Mapping[float, float], false_alarm_rate: float) -> float:
+    """The threshold of one of a bundle's operating points. Raises ProfileError where it was not measured."""
+    if false_alarm_rate not in points:
+        known = ", ".join(f"{rate:g}" for rate in sorted(points)) or "none"
+        raise ProfileError(
+            f"a false-alarm rate of {false_alarm_rate:g} was not measured for this bundle; measured: {known}"
+        )
+    return points[false_alarm_rate]
+
+
 def _text(tree: Mapping[str, Any], key: str) -> str:
     if not isinstance(tree[key], str):
         raise ProfileError(f"{key} must be text")
     return str(tree[key])
+
+
+def _text_or_none(tree: Mapping[str, Any], key: str) -> str | None:
+    return None if tree[key] is None else _text(tree, key)
 
 
 def _count(tree: Mapping[str, Any], key: str) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from detector.aggregate import Measurement, SentenceMeasurement
+from detector.bundle import Verdict
 from detector.calibration import Reference, score
 from detector.errors import ProfileError
 from detector.methods import METHODS
@@ -24,7 +25,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence of the answer. `score`: higher = less grounded; `flagged`: at or over the threshold."""
+    """One sentence of the answer. `score`: higher = less grounded, a probability where a trained method
+    judged; `flagged`: at or over the threshold."""
 
     text: str
     start: int
@@ -32,6 +34,8 @@ class Finding:
     score: float
     flagged: bool
     evidence: Evidence | None
+    verdict: Verdict | None = None
+    """What the head of a bundle says, and which signals made it say so; None without a bundle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ def find(record: Record, measurement: Measurement, reference: Reference, method:
                 score=value,
                 flagged=threshold is not None and value >= threshold,
                 evidence=_evidence(record, sentence),
+                verdict=sentence.verdict,
             )
             for sentence, value in zip(sentences, scores, strict=True)
         ),
@@ -72,6 +77,12 @@ def find(record: Record, measurement: Measurement, reference: Reference, method:
 
 
 def _feature(sentence: SentenceMeasurement, name: str) -> float:
+    if name == "ensemble":
+        if sentence.verdict is None:
+            raise ProfileError(
+                "ensemble was not measured: no bundle fits this scorer (`leadline fit` makes one)"
+            )
+        return sentence.verdict.probability
     value = sentence.n_tokens if name == "n_tokens" else getattr(sentence.features, name)
     if value is None:
         raise ProfileError(f"{name} was not measured: leave-one-out was off")

@@ -37,8 +37,6 @@ class Labelled:
     generator: str = ""
     task: str = ""
     language: str = ""
-    overlap: NDArray[np.bool_] | None = None
-    """(A,) True where the token's word stands in some passage (`baselines.word_overlap`)."""
 
 
 class Head(Protocol):

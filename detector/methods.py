@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from detector import baselines, gasp
 from detector.trace import F32, Trace
 
+LABEL_FREE = "gasp"
+"""The best method that needs no labels: what decides where no bundle fits the scorer."""
+
 LEAVE_ONE_OUT = frozenset({"logprob_without", "jsd_without"})
 """Trace fields that exist only when each piece was removed in turn."""
 
@@ -17,12 +20,16 @@ class Method:
     `needs`: names of Trace fields that `score` reads. `score`: Trace -> (A,) token scores, higher = less
     grounded. `features`: the sentence-level features (jobs and `aggregate` name them alike) that are
     standardised and added; `direction` is +1 where a large feature means less grounded, else -1.
+
+    A `trained` method is read by the head of a bundle instead, so it has no `score`: its one feature is the
+    probability that the head gave, which is judged as it is.
     """
 
     needs: frozenset[str]
-    score: Callable[[Trace], F32]
+    score: Callable[[Trace], F32] | None
     features: tuple[str, ...]
     direction: int
+    trained: bool = False
 
     @property
     def needs_leave_one_out(self) -> bool:
@@ -60,5 +67,12 @@ METHODS: dict[str, Method] = {
         score=baselines.score_length,
         features=("n_tokens",),
         direction=+1,
+    ),
+    "ensemble": Method(
+        needs=frozenset(),
+        score=None,
+        features=("ensemble",),
+        direction=+1,
+        trained=True,
     ),
 }

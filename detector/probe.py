@@ -29,6 +29,8 @@ class Keep:
     """
 
     leave_one_out: bool = True
+    words: bool = False
+    foil: bool = False
     extremes: bool = False
     attention: bool = False
     layers: tuple[int, ...] = ()
@@ -50,6 +52,12 @@ class Probe:
         `first_sequence` of the walk; the empty condition is the next one.
         """
         self._blocks: Sequence[Any] = blocks(body)
+        n_layers = len(self._blocks)
+        if not set(keep.layers) <= set(range(1, n_layers + 2)) or len(set(keep.layers)) < len(keep.layers):
+            raise ScorerError(
+                f"layers {list(keep.layers)}: this scorer has 1 to {n_layers}, and {n_layers + 1} for the "
+                "last one after the final norm; name each at most once"
+            )
         self.keep = keep
         self._layout = layout
         self._scored = scored
@@ -104,9 +112,9 @@ class Probe:
                 self._states[last, condition] = [hidden[sequence]]
         if (self.keep.attention or self.keep.carried) and len(self._seen) != len(self._blocks):
             raise ScorerError(
-                f"{type(self._blocks[0]).__name__} does not go through transformers' attention interface in "
-                f"{len(self._blocks) - len(self._seen)} of {len(self._blocks)} layers, so its attention "
-                "cannot be read; use another scorer or methods that need no attention"
+                f"{type(self._blocks[0]).__name__}: {len(self._blocks) - len(self._seen)} of "
+                f"{len(self._blocks)} layers do not run on transformers' scaled-dot-product interface, so "
+                "their attention cannot be read; use another scorer or methods that need no attention"
             )
 
     def attention(self) -> tuple[Tensor, Tensor]:

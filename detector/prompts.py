@@ -2,14 +2,15 @@
 
 Text from the log is tokenised with special tokens off, so no log line can forge a chat turn. The answer's
 ids are the same in every condition, so that differences are per token. `plain` and `chat` tokenise piece by
-piece: every passage starts and ends on a token boundary, and removing it changes nothing else.
+piece: every passage starts and ends on a token boundary, and removing it changes nothing else. `refind` does
+so too, except that without any passage it asks the bare question, as the published code does.
 """
 
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from detector import gasp_prompts
+from detector import gasp_prompts, refind
 from detector.errors import ProfileError, RecordRejected, RejectReason
 from detector.prefix_tree import Ids
 from detector.record import Record
@@ -32,6 +33,8 @@ class PromptProfile:
     name: str
     raw_offsets: bool = False
     jsd_epsilon: float = 0.0
+    separator: str = "\n\n"
+    """What follows each passage."""
     min_answer_tokens: int = 1
     min_sentence_tokens: int = 1
 
@@ -39,8 +42,9 @@ class PromptProfile:
 PROFILES = {
     "plain": PromptProfile("plain"),
     "chat": PromptProfile("chat"),
-    "gasp-v1": PromptProfile("gasp-v1", True, 1e-8, min_answer_tokens=8, min_sentence_tokens=3),
-    "gasp-v2": PromptProfile("gasp-v2", True, 1e-8, min_answer_tokens=3, min_sentence_tokens=3),
+    "refind": PromptProfile("refind", separator=refind.SEPARATOR),
+    "gasp-v1": PromptProfile("gasp-v1", True, 1e-8, "\n", min_answer_tokens=8, min_sentence_tokens=3),
+    "gasp-v2": PromptProfile("gasp-v2", True, 1e-8, "\n", min_answer_tokens=3, min_sentence_tokens=3),
 }
 
 
@@ -94,16 +98,17 @@ def read_record(record: Record, tokenizer: Any, profile: PromptProfile, window_t
         raise RecordRejected(RejectReason.ANSWER_TOO_SHORT, detail)
     if profile.name.startswith("gasp-"):
         return _read_gasp(record, tokenizer, profile, window_tokens, ids, offsets)
-    head, tail, n_header = (_chat if profile.name == "chat" else _plain)(record, tokenizer)
+    frame = _FRAMES[profile.name](record, tokenizer)
+    head, tail = frame.before, frame.after
     segments, room = cut_segments(len(ids), window_tokens - len(head) - len(tail))
-    pieces, pieces_ids = _pieces(record, tokenizer, room)
+    pieces, pieces_ids = _pieces(record, tokenizer, room, profile.separator)
     windows = []
     for indices in group_pieces([len(p) for p in pieces_ids], room):
         parts = [pieces_ids[i] for i in indices]
         without = tuple(head + _concat(parts[:k] + parts[k + 1 :]) + tail for k in range(len(parts)))
         full = head + _concat(parts) + tail
-        layout = Layout((len(head), len(full) - len(tail)), len(full) - n_header)
-        windows.append(Window(full, head + tail, without, indices, layout))
+        layout = Layout((len(head), len(full) - len(tail)), len(full) - frame.n_header)
+        windows.append(Window(full, frame.none, without, indices, layout))
     sentences = tuple(split_sentences(record.answer, record.language))
     n_context = sum(len(part) for part in pieces_ids)
     return Reading(profile, ids, offsets, sentences, pieces, tuple(windows), segments, n_context)
@@ -124,22 +129,28 @@ def encode(tokenizer: Any, text: str, *, special: bool = False) -> tuple[Ids, tu
     return tuple(encoded["input_ids"]), tuple((start, end) for start, end in encoded["offset_mapping"])
 
 
-def _plain(record: Record, tokenizer: Any) -> tuple[Ids, Ids, int]:
-    """Ids before and after the passages (a Context header, kept when empty, then the question), and how many
-    of the latter are the answer's header.
-    """
-    start = tuple(tokenizer("")["input_ids"])  # a BOS where the tokenizer adds one
-    head = start + encode(tokenizer, "Context:\n")[0]
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Ids around the passages, ids of the empty condition, and how many ids at the end are answer header."""
+
+    before: Ids
+    after: Ids
+    none: Ids
+    n_header: int
+
+
+def _plain(record: Record, tokenizer: Any) -> _Frame:
+    """A Context header (kept when empty), the passages, then the question."""
+    head = _start(tokenizer) + encode(tokenizer, "Context:\n")[0]
     text = f"Question: {record.question}\n\n"
-    tail, offsets = encode(tokenizer, text + _ANSWER)
-    return head, tail, sum(stop > len(text) for _, stop in offsets)
+    tail, n_header = _with_header(tokenizer, text, "Answer:\n")
+    return _Frame(head, tail, head + tail, n_header)
 
 
-_ANSWER = "Answer:\n"
 _SENTINEL = "LEADLINE-CONTENT"
 
 
-def _chat(record: Record, tokenizer: Any) -> tuple[Ids, Ids, int]:
+def _chat(record: Record, tokenizer: Any) -> _Frame:
     """The same text as one user turn of the scorer's chat template; only the template is trusted.
 
     What the template writes after the user's text counts as the answer's header.
@@ -155,12 +166,35 @@ def _chat(record: Record, tokenizer: Any) -> tuple[Ids, Ids, int]:
     if not found:
         raise ProfileError("profile chat: the scorer's chat template drops the user's text; use plain")
     head = encode(tokenizer, before, special=True)[0] + encode(tokenizer, "Context:\n")[0]
-    question = encode(tokenizer, f"Question: {record.question}")[0]
     turn_marker = encode(tokenizer, after, special=True)[0]
-    return head, question + turn_marker, len(turn_marker)
+    tail = encode(tokenizer, f"Question: {record.question}")[0] + turn_marker
+    return _Frame(head, tail, head + tail, len(turn_marker))
 
 
-def _pieces(record: Record, tokenizer: Any, room: int) -> tuple[tuple[Piece, ...], list[Ids]]:
+def _refind(record: Record, tokenizer: Any) -> _Frame:
+    """REFIND's instruction around the references, and the bare question without them."""
+    text, start = refind.prompt_text(record.question), _start(tokenizer)
+    question = text.after.removesuffix(refind.ANSWER_HEADER)
+    after, n_header = _with_header(tokenizer, question, refind.ANSWER_HEADER)
+    before = start + encode(tokenizer, text.before)[0]
+    return _Frame(before, after, start + encode(tokenizer, text.none)[0], n_header)
+
+
+_FRAMES = {"plain": _plain, "chat": _chat, "refind": _refind}
+
+
+def _start(tokenizer: Any) -> Ids:
+    """A BOS where the tokenizer adds one."""
+    return tuple(tokenizer("")["input_ids"])
+
+
+def _with_header(tokenizer: Any, text: str, header: str) -> tuple[Ids, int]:
+    """Ids of `text` and `header` in one, and how many of them are the header's."""
+    ids, offsets = encode(tokenizer, text + header)
+    return ids, sum(stop > len(text) for _, stop in offsets)
+
+
+def _pieces(record: Record, tokenizer: Any, room: int, separator: str) -> tuple[tuple[Piece, ...], list[Ids]]:
     """What is removed one at a time, and its ids: passages, sentence groups, or chunks of a passage."""
     spans: list[Piece] = []
     for index, passage in enumerate(record.passages):
@@ -174,14 +208,14 @@ def _pieces(record: Record, tokenizer: Any, room: int) -> tuple[tuple[Piece, ...
     ids: list[Ids] = []
     for piece in spans:
         text = record.passages[piece.passage_index].text[piece.start : piece.end]
-        whole = encode(tokenizer, text + "\n\n")
+        whole = encode(tokenizer, text + separator)
         if len(whole[0]) <= room:
             pieces.append(piece)
             ids.append(whole[0])
             continue
         for start, end in _chunks(whole[1], len(text), room):
             pieces.append(Piece(piece.passage_index, piece.start + start, piece.start + end))
-            ids.append(encode(tokenizer, text[start:end] + "\n\n")[0])
+            ids.append(encode(tokenizer, text[start:end] + separator)[0])
     return tuple(pieces), ids
 
 

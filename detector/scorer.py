@@ -1,31 +1,31 @@
 """Scorer: the public door. Load a model; records in, measurements and findings out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from detector import attention
 from detector.aggregate import Measurement, measure
-from detector.calibration import Reference
-from detector.errors import RecordRejected, RejectReason, ScorerError
+from detector.baselines import word_overlap
+from detector.bundle import Bundle, embedded
+from detector.calibration import TARGET_FPR, Reference
+from detector.errors import ProfileError, RecordRejected, RejectReason, ScorerError
 from detector.findings import Findings, find
-from detector.forward import last_rows
 from detector.identity import ScorerInfo, fingerprint, locate, no_model, place
-from detector.prefix_tree import Ids
-from detector.probe import Keep, Probe
-from detector.prompts import PROFILES, PromptProfile, Reading, Window, read_record
-from detector.record import Record
+from detector.passes import Passes
+from detector.probe import Keep
+from detector.prompts import PROFILES, PromptProfile, Reading, read_record
+from detector.record import Passage, Record
 from detector.scorers import EMBEDDED
 from detector.trace import Trace
-from detector.vocabulary import Head, Reduction, reduce_vocabulary
-from detector.windows import Layout, Segment
+from detector.vocabulary import Head
+from detector.words import word_features
 
 _HEAD_TOLERANCE = 2e-2  # relative; an unknown scaling or capping of logits is off by far more
 
@@ -34,14 +34,21 @@ class Scorer:
     """A small language model that re-reads logged answers. Not thread-safe; one per process or device."""
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: Any, info: ScorerInfo, profile: PromptProfile
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        info: ScorerInfo,
+        profile: PromptProfile,
+        bundle: Bundle | None = None,
     ) -> None:
         self.info = info
         self.profile = profile
+        self.bundle = bundle
+        self._judge = None if bundle is None else bundle.head()
         self.tokenizer = tokenizer
         self.model = model
-        self._body = model.base_model
-        self._head = _checked_head(model, info.name)
+        head = _checked_head(model, info.name)
+        self._passes = Passes(model, head, info.dtype, profile.jsd_epsilon)
 
     @classmethod
     def load(
@@ -53,16 +60,25 @@ class Scorer:
         window_tokens: int | None = None,
         cache_dir: str | None = None,
         profile: str = "plain",
+        bundle: Bundle | str | None = "auto",
     ) -> "Scorer":
         """Load by known name, hub id, local folder or GGUF file.
 
         `dtype` auto is float32 on a CPU and bfloat16 on a GPU. `window_tokens` defaults to what the model
         was trained for. Only safetensors and GGUF weights are read and no code of the model's is run.
-        Raises ScorerError.
+        `bundle` is the trained head that judges: auto is the one that ships with the package where there is
+        one for this scorer and profile; else a Bundle, the folder of one, or None.
+        Raises ScorerError, and ProfileError for a bundle of another scorer or profile.
         """
         if profile not in PROFILES:
             raise ScorerError(f"profile {profile}: unknown; one of {', '.join(PROFILES)}")
         info = fingerprint(name, device=device, dtype=dtype, window_tokens=window_tokens, cache_dir=cache_dir)
+        if bundle == "auto":
+            bundle = embedded(name, info.fingerprint, profile)
+        elif isinstance(bundle, str):
+            bundle = Bundle.load(bundle)
+        if bundle is not None:
+            bundle.check(info, profile)
         source = locate(name, cache_dir)
         where, dtype_name = place(device, dtype)
         logging.disable_progress_bar()
@@ -74,13 +90,16 @@ class Scorer:
                 dtype=getattr(torch, dtype_name),
                 trust_remote_code=False,
                 use_safetensors=True,
-                attn_implementation=attention.NAME,
             )
+            # Ours stands in for scaled-dot-product attention only. A family that must not run on it
+            # (soft-capped scores, sinks) keeps its own: it can be scored, its attention cannot be read.
+            if model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation():
+                model.set_attn_implementation(attention.NAME)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ScorerError(no_model(name, error)) from None
         if not tokenizer.is_fast:
             raise ScorerError(f"scorer {name}: its tokenizer gives no offsets (it is not a fast tokenizer)")
-        return cls(model.to(where).eval(), tokenizer, info, PROFILES[profile])
+        return cls(model.to(where).eval(), tokenizer, info, PROFILES[profile], bundle)
 
     @property
     def name(self) -> str:
@@ -102,10 +121,24 @@ class Scorer:
         """The dtype of the weights; sums always run in float32 or better."""
         return self.info.dtype
 
-    def trace(self, record: Record, keep: Keep = Keep()) -> tuple[Reading, tuple[Trace, ...]]:  # noqa: B008
-        """Read a record under its conditions: one Trace per window. Raises RecordRejected."""
-        reading = read_record(record, self.tokenizer, self.profile, self.window_tokens)
-        return reading, tuple(self._trace_window(reading, window, keep) for window in reading.windows)
+    def trace(
+        self,
+        record: Record,
+        keep: Keep = Keep(),  # noqa: B008
+        *,
+        foil: Sequence[Passage] = (),
+    ) -> tuple[Reading, tuple[Trace, ...]]:
+        """Read a record under its conditions: one Trace per window. Raises RecordRejected.
+
+        `foil`: the foreign passages that Keep(foil=True) reads the answer with (`lumina.pick_foil`).
+        """
+        reading = self._read(record)
+        foreign = self._read(replace(record, passages=tuple(foil), undivided=False)).windows if foil else ()
+        traces = [
+            self._passes.trace(reading, window, keep, foreign[0].full if foreign else None)
+            for window in reading.windows
+        ]
+        return reading, tuple(_with_words(record, trace, keep) for trace in traces)
 
     def trace_together(
         self,
@@ -116,155 +149,59 @@ class Scorer:
 
         A trace differs from that of its record alone only by the rounding of sums. Raises RecordRejected.
         """
-        readings = [read_record(r, self.tokenizer, self.profile, self.window_tokens) for r in records]
+        readings = [self._read(record) for record in records]
         if any(len(reading.windows) > 1 or len(reading.segments) > 1 for reading in readings):
             return [self.trace(record, keep) for record in records]
-        passes = [_Pass.of(reading, reading.windows[0], reading.segments[0], keep) for reading in readings]
-        read = self._run(passes, keep)
+        traces = self._passes.together(readings, keep)
         return [
-            (reading, (self._joined_trace(reading, reading.windows[0], [one], keep),))
-            for reading, one in zip(readings, read, strict=True)
+            (reading, (_with_words(record, trace, keep),))
+            for record, reading, trace in zip(records, readings, traces, strict=True)
         ]
+
+    def _read(self, record: Record) -> Reading:
+        return read_record(record, self.tokenizer, self.profile, self.window_tokens)
 
     def measure(
         self, record: Record, *, leave_one_out: bool = True, min_answer_tokens: int = 1
     ) -> Measurement:
-        """Numbers without opinions for every sentence and the response. Raises RecordRejected."""
-        reading, traces = self.trace(record, Keep(leave_one_out=leave_one_out))
+        """Numbers without opinions for every sentence and the response, and the verdicts of the bundle where
+        there is one. Raises RecordRejected, and ProfileError for a bundle that needs leave-one-out.
+        """
+        judge, overlap = self._judge, None
+        keep = Keep() if judge is None else judge.keep
+        if judge is not None and keep.leave_one_out and not leave_one_out:
+            raise ProfileError("the bundle reads leave-one-out passes, which are off (loo)")
+        reading, traces = self.trace(record, replace(keep, leave_one_out=leave_one_out))
         if len(reading.answer_ids) < min_answer_tokens:
             detail = f"{len(reading.answer_ids)} tokens, {min_answer_tokens} needed"
             raise RecordRejected(RejectReason.ANSWER_TOO_SHORT, detail)
-        return measure(reading, record.answer, traces, len(record.passages))
+        if judge is not None:
+            offsets = np.asarray(reading.offsets, dtype=np.int32).reshape(-1, 2)
+            overlap = word_overlap(record.answer, offsets, [passage.text for passage in record.passages])
+        return measure(reading, record.answer, traces, len(record.passages), judge, overlap)
 
-    def audit(self, record: Record, reference: Reference | None = None, *, method: str = "gasp") -> Findings:
-        """Measure and judge one record.
+    def audit(
+        self, record: Record, reference: Reference | None = None, *, method: str | None = None
+    ) -> Findings:
+        """Measure and judge one record, by the reference's deciding method where `method` names none.
 
-        Without `reference` statistics the features are added unscaled (nats), which orders the sentences of
-        one answer but is not comparable across scorers, and nothing is flagged. Raises RecordRejected.
+        Without a reference the bundle decides, at its operating point of 5 % false alarms. Without either,
+        features are added unscaled (nats), which orders the sentences of one answer but is not comparable
+        across scorers, and nothing is flagged. Raises RecordRejected.
         """
-        return find(record, self.measure(record), reference or Reference.identity(), method)
-
-    def _trace_window(self, reading: Reading, window: Window, keep: Keep) -> Trace:
-        read = [self._run([_Pass.of(reading, window, s, keep)], keep)[0] for s in reading.segments]
-        return self._joined_trace(reading, window, read, keep)
-
-    def _run(self, passes: Sequence["_Pass"], keep: Keep) -> list["_Read"]:
-        """One walk over the conditions of all passes."""
-        sequences = [sequence for one in passes for sequence in one.sequences]
-        n_rows = [len(one.scored) + keep.own_rows for one in passes for _ in one.sequences]
-        firsts = np.cumsum([0, *(len(one.sequences) for one in passes)]).tolist()
-        probes = [
-            Probe(self._body, keep, one.layout, one.positions, first)
-            for one, first in zip(passes, firsts, strict=False)
-            if keep.own_rows
-        ]
-        hidden, n_tokens = last_rows(self._body, sequences, n_rows, probes)
-        read = []
-        for index, (one, first) in enumerate(zip(passes, firsts, strict=False)):
-            rows = torch.stack(hidden[first : first + len(one.sequences)])[:, : len(one.scored)]
-            targets = torch.tensor(one.scored, device=rows.device)
-            with torch.inference_mode():
-                part = reduce_vocabulary(rows, targets, self._head, epsilon=self.profile.jsd_epsilon)
-            # What several answers share is counted once, for the first of them.
-            read.append(_Read(part, probes[index] if probes else None, 0 if index else n_tokens))
-        return read
-
-    def _joined_trace(self, reading: Reading, window: Window, read: Sequence["_Read"], keep: Keep) -> Trace:
-        parts = [one.vocabulary for one in read]
-        probes = [one.probe for one in read if one.probe is not None]
-        logprob = _joined([part.logprob for part in parts])
-        entropy = _joined([part.entropy for part in parts])
-        jsd = _joined([part.jsd for part in parts])
-        if not (np.isfinite(logprob).all() and np.isfinite(jsd).all()):
-            raise RecordRejected(
-                RejectReason.SCORING_FAILED, f"the scorer gave non-finite numbers in {self.dtype}"
-            )
-        more: dict[str, Any] = _probed(probes, keep)
-        if keep.extremes:
-            more |= {
-                "top_logprob": _joined([part.top for part in parts])[:2],
-                "bottom_logprob": _joined([part.bottom for part in parts])[:2],
-                "rank": _joined([part.rank for part in parts])[:2],
-            }
-        return Trace(
-            token_ids=np.asarray(reading.answer_ids, dtype=np.int64),
-            offsets=np.asarray(reading.offsets, dtype=np.int32).reshape(-1, 2),
-            pieces=tuple(reading.pieces[i] for i in window.piece_indices),
-            logprob=logprob[0],
-            entropy=entropy[0],
-            logprob_no_context=logprob[1],
-            entropy_no_context=entropy[1],
-            jsd_no_context=jsd[0],
-            logprob_without=logprob[2:] if keep.leave_one_out else None,
-            jsd_without=jsd[1:] if keep.leave_one_out else None,
-            n_context_tokens=len(window.full) - len(window.none),
-            n_prompt_tokens=len(window.full),
-            n_computed_tokens=sum(one.n_tokens for one in read),
-            n_header_tokens=len(window.full) - window.layout.header,
-            truncated=reading.truncated,
-            **more,
-        )
+        if reference is None:
+            reference = Reference.identity()
+            if self.bundle is not None:
+                threshold = self.bundle.card.operating_points.get(TARGET_FPR)
+                reference = replace(reference, deciding_method=self.bundle.card.method, threshold=threshold)
+        return find(record, self.measure(record), reference, method or reference.deciding_method)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """One segment of an answer after each prompt of one window."""
-
-    sequences: tuple[Ids, ...]
-    scored: Ids
-    layout: Layout
-    positions: tuple[int, int]
-    """Where the scored tokens stand in the full condition, start:stop."""
-
-    @classmethod
-    def of(cls, reading: Reading, window: Window, segment: Segment, keep: Keep) -> "_Pass":
-        prompts = (window.full, window.none, *(window.without if keep.leave_one_out else ()))
-        scored = reading.answer_ids[segment.start : segment.stop]
-        # The last answer token predicts nothing that is scored: it is computed for its own row alone.
-        tail = reading.answer_ids[segment.tail : segment.stop - (not keep.own_rows)]
-        first = len(window.full) + segment.start - segment.tail
-        return cls(
-            tuple(prompt + tail for prompt in prompts), scored, window.layout, (first, first + len(scored))
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What one pass left behind."""
-
-    vocabulary: Reduction
-    probe: Probe | None
-    n_tokens: int
-
-
-def _joined(parts: list[Tensor]) -> np.ndarray[Any, np.dtype[Any]]:
-    # float64 models (reference runs) keep their precision.
-    return np.asarray(torch.cat(parts, dim=-1).cpu().numpy())
-
-
-def _probed(probes: list[Probe], keep: Keep) -> dict[str, Any]:
-    """The Trace fields that probes kept, the segments of an answer joined.
-
-    Each segment has one row more than tokens: where it ends and another begins, the next one's first row
-    (which predicts the same token) stands for both.
-    """
-    found: dict[str, Any] = {}
-    last = len(probes) - 1
-
-    def rows(parts: list[Tensor], axis: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        cut = [p if i == last else p.narrow(axis, 0, p.shape[axis] - 1) for i, p in enumerate(parts)]
-        return np.asarray(torch.cat(cut, dim=axis).float().cpu().numpy())
-
-    if keep.attention:
-        passages, answer = zip(*(probe.attention() for probe in probes), strict=True)
-        found |= {"attention_passages": rows(list(passages), 2), "attention_answer": rows(list(answer), 2)}
-    if keep.layers:
-        states = [probe.states() for probe in probes]
-        found |= {"layers": keep.layers, "states": rows(states, 2)}
-        if keep.carried:
-            carried = [p.carried(s) for p, s in zip(probes, states, strict=True)]
-            found["carried"] = np.asarray(torch.cat(carried, dim=1).float().cpu().numpy())
-    return found
+def _with_words(record: Record, trace: Trace, keep: Keep) -> Trace:
+    if not keep.words:
+        return trace
+    texts = [passage.text for passage in record.passages]
+    return replace(trace, words=word_features(record.answer, trace.offsets, texts, record.question))
 
 
 def _checked_head(model: PreTrainedModel, name: str) -> Head:

@@ -76,5 +76,9 @@ class Trace:
     """(S, 2, A + 1, D) hidden states with all passages and with none; rows as in `attention_passages`."""
     carried: F32 | None = None
     """(S, A, D) attention-weighted sum of earlier tokens' state changes (CORTEX), on the tokens' own rows."""
+    mmd_foil: F32 | None = None
+    """(A,) LUMINA's external term: divergence from the answer read with foreign passages, in [0, 1]."""
+    words: F32 | None = None
+    """(A, 7) what the tokens' words say beside the model (`words.COLUMNS`), 0 or 1."""
     truncated: bool = False
     """True when the prompt profile cut context or answer (only `gasp-v1` and `gasp-v2` ever do)."""

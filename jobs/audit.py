@@ -40,6 +40,20 @@ _OBJECT_STORE_BYTES = 128 << 20  # only markers pass through it
 
 
 @dataclass(frozen=True, slots=True)
+class Threshold:
+    """What the flags of a run rest on."""
+
+    method: str
+    value: float | None
+    origin: str | None
+    """The run or the bundle that it comes from."""
+    flag_budget: float | None
+    target_fpr: float | None
+    """The false-alarm rate of a bundle's operating point, on `data`; None where the threshold is a budget."""
+    data: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class AuditResult:
     """What a finished run came to. Everything in it can be read from OUT again."""
 
@@ -53,6 +67,7 @@ class AuditResult:
     n_units: int
     n_units_measured: int
     """Units that this call measured; 0 when the run only had to be judged, or nothing had to be done."""
+    threshold: Threshold
 
 
 def audit(
@@ -70,15 +85,21 @@ def audit(
     `profile`: URL of a reference profile. `on_progress` is called about once a second while measuring.
     `identify` and `load` name the scorer here and make it in a worker; they default to the real one.
 
-    Raises ConfigError, ScorerError or ProfileError before anything is measured; JobError when the run cannot
+    Raises ConfigError, ScorerError or ProfileError (a bundle of another scorer, say) before any log is read;
+    JobError when the run cannot
     be completed now. Whatever was measured until then is kept, and the same call goes on from there.
     """
-    from jobs.judge import check_origin, load_reference
+    from jobs.bundles import find_bundle, remember
     from jobs.listing import InputFile, cut, freeze
+    from jobs.threshold import check_origin, load_reference, operating_point
 
     storage, out = Storage(config.storage), absolute(out)
     reference = load_reference(profile, storage) if profile else None
     scorer = (identify or identify_scorer)(config)
+    bundle = find_bundle(config, scorer, storage)
+    config, scorer = config.resolved(bundle and bundle.digest), scorer | remember(bundle)
+    if reference is None:
+        operating_point(config, scorer)  # the judge looks it up too, hours later
     run = resume_run(storage, out, logs, config, scorer)
     if run is not None:
         success = read_success(storage, out)
@@ -112,11 +133,12 @@ def rejudge(out: str, config: Config, profile: str | None = None) -> AuditResult
     Raises ConfigError where `out` holds no run or `config` would have measured it otherwise, JobError where
     its measuring is not complete.
     """
-    from jobs.judge import load_reference
+    from jobs.threshold import load_reference, resolve
 
     storage, out = Storage(config.storage), absolute(out)
     reference = load_reference(profile, storage) if profile else None
     run = read_run(storage, out)
+    config = resolve(config, run)
     check_measured(out, run, config)
     success = _conclude(storage, out, run, config, reference)
     return _result(out, run, success, n_units_measured=0)
@@ -170,6 +192,7 @@ def _conclude(storage: Storage, out: str, run: Run, config: Config, reference: A
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "totals": judged.counts,
         "judged_by": _judged_by(config, reference),
+        "threshold": asdict(_threshold(run, judged.reference)),
         "dtypes": sorted({marker["dtype"] for marker in markers.values()}),
     }
     finish(storage, out, success)
@@ -186,6 +209,18 @@ def _result(out: str, run: Run, success: dict[str, Any], n_units_measured: int) 
         report_url=join(out, REPORT),
         n_units=run.n_units,
         n_units_measured=n_units_measured,
+        threshold=Threshold(**success["threshold"]),
+    )
+
+
+def _threshold(run: Run, reference: Any) -> Threshold:
+    return Threshold(
+        method=reference.deciding_method,
+        value=reference.threshold,
+        origin=reference.threshold_from,
+        flag_budget=reference.flag_budget,
+        target_fpr=reference.target_fpr,
+        data=run.scorer.get("bundle", {}).get("data") if reference.bundle else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +10,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jobs.errors import ConfigError
+
+_PINNED = re.compile(r"#([0-9a-f]{12})$")
 
 
 class _Section(BaseModel):
@@ -38,11 +41,19 @@ class ReadConfig(_Section):
     limit: int | None = Field(default=None, ge=1)  # read at most this many rows, in listing order
 
 
+AUTO = ("auto",)
+FLAG_BUDGET = 0.10
+"""The share of sentences to show where nothing else sets a threshold."""
+
+
 class JudgeConfig(_Section):
     """Every opinion about what is shown. Changing it costs no forward pass."""
 
-    deciding_method: str = "gasp"
-    flag_budget: float = Field(default=0.10, gt=0, lt=1)  # share of sentences to show without a profile
+    deciding_method: str = "auto"  # the bundle's where one is used, else the best that needs no labels
+    # Which sentences are flagged, without a profile: a share of the run's, or those over a bundle's operating
+    # point with this false-alarm rate on its training data. Neither: 0.05 with a bundle, a tenth without.
+    flag_budget: float | None = Field(default=None, gt=0, lt=1)
+    target_fpr: float | None = Field(default=None, gt=0, lt=1)
     evidence_floor_nats: float = 0.05  # below this mean drop per token no passage is called evidence
 
 
@@ -69,7 +80,10 @@ class Config(_Section):
     scorer: ScorerConfig = ScorerConfig()
     profile: Literal["plain", "chat", "gasp-v1", "gasp-v2"] = "plain"  # how a record becomes a prompt
     loo: Literal["exact", "off"] = "exact"
-    methods: tuple[str, ...] = ("gasp", "gap", "jsd_none", "perplexity", "length")
+    # The trained head that judges: auto is the one that ships for this scorer and profile, if there is one;
+    # none; or a folder or URL. PLACE#DIGEST pins its content, and is what a run remembers.
+    bundle: str = "auto"
+    methods: tuple[str, ...] = AUTO  # all that this run can be judged by
     fields: dict[str, str] = {}  # our name -> dotted path in your rows, before the built-in aliases
     read: ReadConfig = ReadConfig()
     judge: JudgeConfig = JudgeConfig()
@@ -83,9 +97,47 @@ class Config(_Section):
         """The part that measurements depend on: what a resumed run must share with the run it resumes."""
         # Where a machine keeps its weights is its own affair; the scorer's fingerprint says what they are.
         tree = self.model_dump(mode="json", exclude={"scorer": {"cache_dir"}})
-        return {key: tree[key] for key in ("scorer", "profile", "loo", "fields", "read", "store_text")} | {
-            "cpus_per_worker": self.workers.cpus_per_worker
-        }
+        measured_by = {key: tree[key] for key in ("scorer", "profile", "loo", "fields", "read", "store_text")}
+        place, digest = self.bundle_place, self.bundle_digest
+        used = {"bundle": digest or place} if digest or place not in ("auto", "none") else {}
+        return measured_by | used | {"cpus_per_worker": self.workers.cpus_per_worker}
+
+    @property
+    def bundle_place(self) -> str:
+        """`auto`, `none`, or the folder or URL of the bundle."""
+        return _PINNED.sub("", self.bundle)
+
+    @property
+    def bundle_digest(self) -> str | None:
+        """The digest that `bundle` pins, where it pins one."""
+        found = _PINNED.search(self.bundle)
+        return found and found[1]
+
+    def resolved(self, digest: str | None) -> "Config":
+        """The same with everything that is `auto` filled in; `digest`: of the bundle that is used, or None.
+
+        Raises ConfigError where that leaves something to decide, or nothing to decide by.
+        """
+        from detector.methods import LABEL_FREE, METHODS  # local: keeps `leadline --help` free of numpy
+
+        methods, deciding = self.methods, self.judge.deciding_method
+        if methods == AUTO:
+            trained = tuple(name for name in METHODS if METHODS[name].trained and digest)
+            free = tuple(name for name in METHODS if not METHODS[name].trained)
+            if self.loo == "off" and not (METHODS[LABEL_FREE].needs_leave_one_out and not trained):
+                free = tuple(name for name in free if not METHODS[name].needs_leave_one_out)
+            methods = trained + free
+        if deciding == "auto":
+            deciding = next((name for name in methods if METHODS[name].trained), LABEL_FREE)
+        found = self.model_copy(
+            update={
+                "bundle": f"{self.bundle_place}#{digest}" if digest else "none",
+                "methods": methods,
+                "judge": self.judge.model_copy(update={"deciding_method": deciding}),
+            }
+        )
+        _check_methods(found)
+        return found
 
 
 def fingerprint(tree: Any) -> str:
@@ -156,19 +208,56 @@ def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _check(config: Config) -> None:
-    from detector.methods import METHODS  # local: keeps `leadline --help` free of numpy
+    """What can be told before anybody knows whether there is a bundle for the scorer."""
+    from detector.methods import LABEL_FREE, METHODS
 
-    for name in (*config.methods, config.judge.deciding_method):
+    deciding, methods = config.judge.deciding_method, config.methods
+    for name in (*(() if methods == AUTO else methods), *(() if deciding == "auto" else (deciding,))):
         if name not in METHODS:
             raise ConfigError(f"setting methods: no method {name!r}; known: {', '.join(METHODS)}")
-    if config.judge.deciding_method not in config.methods:
+    if methods != AUTO:
+        _check_loo(config.loo, methods)
+        if deciding != "auto" or not any(METHODS[name].trained for name in methods):
+            _check_deciding(LABEL_FREE if deciding == "auto" else deciding, methods)
+    if config.judge.target_fpr is not None and config.judge.flag_budget is not None:
         raise ConfigError(
-            f"setting judge.deciding_method: {config.judge.deciding_method!r} is not among methods"
+            "setting judge.target_fpr: judge.flag_budget sets the threshold too; give one of them"
         )
-    if config.loo == "off":
-        wanting = [m for m in config.methods if METHODS[m].needs_leave_one_out]
-        if wanting:
-            raise ConfigError(
-                f"setting loo: off leaves out what {', '.join(wanting)} reads; "
-                "add --methods gap,jsd_none and --set judge.deciding_method=gap, or use --loo exact"
-            )
+    if config.bundle == "none" or config.bundle_digest:
+        config.resolved(config.bundle_digest)
+
+
+def _check_methods(config: Config) -> None:
+    """Hold filled-in settings against each other."""
+    from detector.methods import METHODS
+
+    methods, deciding = config.methods, config.judge.deciding_method
+    trained = [name for name in methods if METHODS[name].trained]
+    if trained and config.bundle == "none":
+        raise ConfigError(
+            f"setting methods: {trained[0]} needs a bundle, and none is used (none ships for this scorer and "
+            "profile, or --bundle none); fit one with `leadline fit`, or leave it out"
+        )
+    _check_loo(config.loo, methods)
+    _check_deciding(deciding, methods)
+    if config.judge.target_fpr is not None and not METHODS[deciding].trained:
+        raise ConfigError(
+            f"setting judge.target_fpr: no false-alarm rate of {deciding} was measured; "
+            "use judge.flag_budget, or a scorer with a bundle"
+        )
+
+
+def _check_deciding(deciding: str, methods: tuple[str, ...]) -> None:
+    if deciding not in methods:
+        raise ConfigError(f"setting judge.deciding_method: {deciding!r} is not among methods")
+
+
+def _check_loo(loo: str, methods: tuple[str, ...]) -> None:
+    from detector.methods import METHODS
+
+    wanting = [name for name in methods if METHODS[name].needs_leave_one_out]
+    if loo == "off" and wanting:
+        raise ConfigError(
+            f"setting loo: off leaves out what {', '.join(wanting)} reads; "
+            "add --methods gap,jsd_none and --set judge.deciding_method=gap, or use --loo exact"
+        )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from jobs.audit import AuditResult
+    from jobs.audit import AuditResult, Threshold
     from jobs.config import Config
     from jobs.dispatch import Progress
 
@@ -125,11 +125,9 @@ def print_verdict(result: "AuditResult", config: "Config", profile: str | None) 
             f"(95% interval {totals['ci_low']:.1%} to {totals['ci_high']:.1%}); "
             f"{totals['n_flagged_sentences']:,} of {totals['n_sentences']:,} sentences"
         )
-        chosen = (
-            mask(profile) if profile else f"the worst {config.judge.flag_budget:.0%} of this run's sentences"
-        )
-        print(f"The threshold is a budget ({chosen}), not an error rate.")
-        if not profile and totals["n_sentences"] * config.judge.flag_budget < 1:
+        print(_explain_threshold(result.threshold, profile))
+        budget = result.threshold.flag_budget
+        if not profile and budget is not None and totals["n_sentences"] * budget < 1:
             print("That is less than one sentence here; to see some, add --set judge.flag_budget=0.5")
     print(f"page    {result.report_url}")
     print(f"tables  {join(mask(result.out), 'findings')} and {join(mask(result.out), 'summary')}")
@@ -137,6 +135,19 @@ def print_verdict(result: "AuditResult", config: "Config", profile: str | None) 
         print(f"leadline: {share:.1%} flagged, over --fail-over {config.fail_over:.1%}", file=sys.stderr)
         return 3
     return 0
+
+
+def _explain_threshold(threshold: "Threshold", profile: str | None) -> str:
+    from jobs.storage import mask
+
+    judged = f"Judged by {threshold.method}"
+    if threshold.target_fpr is not None:
+        return (
+            f"{judged}; the threshold is an operating point: {100 * threshold.target_fpr:.3g}% false alarms "
+            f"on its training data ({threshold.data}), not measured on this traffic."
+        )
+    chosen = mask(profile) if profile else f"the worst {threshold.flag_budget:.0%} of this run's sentences"
+    return f"{judged}; the threshold is a budget ({chosen}), not an error rate."
 
 
 def printable(text: str) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from detector.errors import RejectReason
 from jobs.errors import JobError
 from jobs.storage import mask
-from jobs.tables import FINDINGS_RESPONSES, REJECTS, findings_sentences
+from jobs.tables import FINDINGS_RESPONSES, REJECTS, VERDICT, findings_sentences
 
 Place = tuple[str, int | None]
 """Path and position of a row in the logs."""
@@ -73,8 +73,9 @@ def sentence_findings(
         )
     ]
     columns["explanation"] = [
-        explain(*numbers)
-        for numbers in zip(
+        f"{weigh(*verdict)} {explain(*numbers)}" if verdict else explain(*numbers)
+        for verdict, *numbers in zip(
+            _verdicts(sentences, flagged) if deciding == "ensemble" else [None] * len(score),
             sentences["gap"].to_pylist(),
             sentences["max_drop"].to_pylist(),
             columns["evidence_passage_index"].to_pylist(),
@@ -126,6 +127,30 @@ def duplicate_rejects(duplicates: pa.Table, first: Mapping[int, Place]) -> pa.Ta
     return pa.table({name: columns[name] for name in REJECTS.names}, schema=REJECTS)
 
 
+GROUPS = {
+    "states": "what the scorer holds inside while it reads",
+    "attention": "where it looks",
+    "likelihood": "how likely it finds the words",
+}
+"""The groups of signals that a trained head adds up, in plain words."""
+
+
+def heaviest(contributions: Mapping[str, float], flagged: bool) -> str:
+    """The group that speaks most for the verdict: the largest sum for a flag, the smallest against one."""
+    choose = max if flagged else min
+    return choose(contributions, key=lambda group: contributions[group])
+
+
+def weigh(probability: float, contributions: Mapping[str, float], flagged: bool) -> str:
+    """One plain sentence about a verdict: how sure it is, and which group of signals says so most.
+
+    `contributions`: group -> log-odds relative to an average sentence.
+    """
+    group = heaviest(contributions, flagged)
+    says = f"{contributions[group]:+.2f} of log-odds against an average sentence"
+    return f"Ungrounded with probability {probability:.2f}, mostly by {GROUPS[group]} ({group}: {says})."
+
+
 def explain(gap: float, max_drop: float | None, evidence: int | None, n_passages: int) -> str:
     """One plain sentence about what removing passages does to a sentence, in nats per token.
 
@@ -166,6 +191,16 @@ def _evidence(
         "evidence_drop_nats": pc.if_else(found, drop, pa.scalar(None, drop.type)),
         "evidence_text": pa.array(texts, pa.string()),
     }
+
+
+def _verdicts(sentences: pa.Table, flagged: NDArray[np.bool_]) -> list[tuple[float, dict[str, float], bool]]:
+    groups = {name.removeprefix("ensemble_"): sentences[name].to_pylist() for name in VERDICT[1:]}
+    return [
+        (probability, {group: values[row] for group, values in groups.items()}, flag)
+        for row, (probability, flag) in enumerate(
+            zip(sentences["ensemble"].to_pylist(), flagged.tolist(), strict=True)
+        )
+    ]
 
 
 def _spread(column: pa.ChunkedArray, rows: NDArray[np.int64]) -> list[Any]:

@@ -1,4 +1,5 @@
-"""Judge a measured run: standardise, set the threshold, write findings and summary. No model is loaded.
+"""Judge a measured run: standardise, set the threshold, write findings and summary. No model is loaded, and
+no bundle: the probabilities of one are among the measurements, its operating points in run.json.
 
 Two passes over the committed units. The first reads ids and numbers: which responses were read before, what
 is average in this run, where the threshold lies. The second writes the findings. Units are read by a few
@@ -21,16 +22,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from detector.calibration import FEATURES, Moments, Reference, Scale, budget_threshold, score
-from detector.errors import ProfileError
 from detector.methods import METHODS
 from jobs.commit import MEASUREMENTS, SUCCESS, Marker, Run
-from jobs.config import Config
-from jobs.errors import ConfigError, JobError
+from jobs.config import FLAG_BUDGET, Config
+from jobs.errors import JobError
 from jobs.findings import Place, duplicate_rejects, response_findings, response_rows, sentence_findings
 from jobs.parts import Part, delete_stale, put_table, read_part
-from jobs.storage import Storage, join, mask
+from jobs.storage import Storage, join
 from jobs.summary import Tally, totals, write_summary
-from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS
+from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS, VERDICT
+from jobs.threshold import check_features, check_origin, operating_point, resolve, threshold_of
 
 _THREADS = 8
 _SCHEMAS = {"responses": MEASURED_RESPONSES, "sentences": MEASURED_SENTENCES, "rejects": REJECTS}
@@ -60,33 +61,38 @@ def judge(
 ) -> JudgeTotals:
     """Write findings, summary, profile.json and the rejects for duplicates of these committed units.
 
-    Scores are standardised with `reference` where one is given, else with the run's own statistics. The
-    threshold is the reference's when it belongs to the deciding method, else the flag budget over this run's
-    sentences. What an earlier judgement left is deleted after the new findings are there; `_SUCCESS` goes
-    first and is the caller's to write again. Memory: one unit per thread, about 200 bytes per response, and
-    the deciding method's features per sentence where a threshold must be found.
+    Scores are standardised with `reference` where one is given, else with the run's own statistics; the
+    probabilities of a bundle are taken as they are. The threshold is the reference's when it belongs to the
+    deciding method, else the bundle's operating point where its probability decides and no flag budget is
+    set, else the flag budget over this run's sentences. What an earlier judgement left is deleted after the
+    new findings are there; `_SUCCESS` goes first and is the caller's to write again. Memory: one unit per
+    thread, about 200 bytes per response, and the deciding method's features per sentence where a threshold
+    must be found.
 
-    Raises ProfileError for a reference of another scorer, prompt profile or leave-one-out mode, ConfigError
-    for a method that reads what was not measured, JobError for parts that do not hold what their marker says.
+    Raises ProfileError for a reference of another scorer, bundle, prompt profile or leave-one-out mode, and
+    for an operating point that was not measured; ConfigError for a method that reads what was not measured;
+    JobError for parts that do not hold what their marker says.
     """
     units = sorted(units, key=lambda unit: unit["unit_id"])
+    config = resolve(config, run)
     deciding = config.judge.deciding_method
     if reference is not None:
         check_origin(reference, run)
     for unit in units:
         _check_counts(unit)
-    has_threshold = reference is not None and _threshold_of(reference, deciding) is not None
-    survey = _Survey(ranked=() if has_threshold else METHODS[deciding].features)
+    given = reference is not None and threshold_of(reference, deciding) is not None
+    point = None if given else operating_point(config, run.scorer)
+    survey = _Survey(ranked=() if given or point else METHODS[deciding].features)
     with ThreadPoolExecutor(_THREADS) as pool:
-        numbers = pool.map(lambda unit: _read_numbers(out, storage, unit), units)
+        numbers = pool.map(lambda unit: _read_numbers(out, storage, run, unit), units)
         for unit, (responses, sentences) in zip(units, numbers, strict=True):
             survey.add(unit["unit_id"], responses, sentences)
-        applied = _settle(config, run, survey, reference)
+        applied = _settle(config, run, survey, reference, point)
 
         storage.delete(join(out, SUCCESS))
         parts: list[Part] = []
         tally = Tally()
-        judged = pool.map(lambda unit: _judge_unit(out, storage, config, applied, survey, unit), units)
+        judged = pool.map(lambda unit: _judge_unit(out, storage, config, run, applied, survey, unit), units)
         for written, counted in judged:
             parts += written
             tally.merge(counted)
@@ -97,18 +103,6 @@ def judge(
     write_summary(out, storage, summary)
     storage.write(join(out, "profile.json"), applied.to_json().encode())
     return JudgeTotals(totals(summary), applied, tuple(parts))
-
-
-def load_reference(path: str, storage: Storage) -> Reference:
-    """Read a profile file (any URL). Raises ProfileError, naming the file, where it is none."""
-    try:
-        return Reference.from_json(storage.read(path))
-    except FileNotFoundError:
-        raise ProfileError(
-            f"profile {mask(path)}: no such file; every run writes one to OUT/profile.json"
-        ) from None
-    except ProfileError as error:
-        raise ProfileError(f"profile {mask(path)}: {error}") from None
 
 
 class _Survey:
@@ -168,9 +162,18 @@ class _Survey:
         return later
 
 
-def _settle(config: Config, run: Run, survey: _Survey, reference: Reference | None) -> Reference:
-    """The reference to apply: the given one or the run's own, with a threshold for the deciding method."""
-    deciding, budget = config.judge.deciding_method, config.judge.flag_budget
+def _settle(
+    config: Config,
+    run: Run,
+    survey: _Survey,
+    reference: Reference | None,
+    point: tuple[float, float] | None,
+) -> Reference:
+    """The reference to apply: the given one or the run's own, with a threshold for the deciding method.
+
+    `point`: the operating point that sets it, where one does.
+    """
+    deciding, bundle = config.judge.deciding_method, run.scorer.get("bundle", {}).get("digest")
     if reference is None:
         reference = Reference(
             statistics_from=run.run_id,
@@ -185,35 +188,54 @@ def _settle(config: Config, run: Run, survey: _Survey, reference: Reference | No
             deciding_method=deciding,
         )
     if survey.n_sentences:
-        _check_features(config, run, reference)
-    if _threshold_of(reference, deciding) is not None:
+        check_features(config, run, reference)
+    if threshold_of(reference, deciding) is not None:
         return reference
-    threshold = None
-    if survey.n_sentences:
-        threshold = budget_threshold(_score(survey.ranked(), deciding, reference), budget)
+    reference = replace(
+        reference, deciding_method=deciding, bundle=bundle if METHODS[deciding].trained else None
+    )
+    if point is not None:
+        rate, threshold = point
+        return replace(
+            reference,
+            threshold=threshold,
+            threshold_from=f"bundle {bundle}",
+            target_fpr=rate,
+            flag_budget=None,
+        )
+    budget = FLAG_BUDGET if config.judge.flag_budget is None else config.judge.flag_budget
+    ranked = (
+        budget_threshold(_score(survey.ranked(), deciding, reference), budget) if survey.n_sentences else None
+    )
     return replace(
         reference,
-        deciding_method=deciding,
-        threshold=threshold,
-        threshold_from=None if threshold is None else run.run_id,
+        threshold=ranked,
+        threshold_from=None if ranked is None else run.run_id,
+        target_fpr=None,
         flag_budget=budget,
     )
 
 
 def _judge_unit(
-    out: str, storage: Storage, config: Config, applied: Reference, survey: _Survey, unit: Marker
+    out: str,
+    storage: Storage,
+    config: Config,
+    run: Run,
+    applied: Reference,
+    survey: _Survey,
+    unit: Marker,
 ) -> tuple[list[Part], Tally]:
     parts: list[Part] = []
     tally = Tally()
     first = survey.duplicates.get(unit["unit_id"], {})
     threshold = math.inf if applied.threshold is None else applied.threshold  # None: no sentence in the run
     for date in sorted({part["date"] for part in unit["parts"]}):
-        measured = _read(out, storage, unit, "responses", date=date).sort_by("record_index")
+        measured = _read(out, storage, run, unit, "responses", date=date).sort_by("record_index")
         responses = _without(measured, first)
         again = duplicate_rejects(_only(measured, first), first)
-        sentences = _without(_read(out, storage, unit, "sentences", date=date), first)
+        sentences = _without(_read(out, storage, run, unit, "sentences", date=date), first)
         sentences = sentences.sort_by([("record_index", "ascending"), ("sentence_index", "ascending")])
-        rejects = pa.concat_tables([_read(out, storage, unit, "rejects", date=date), again])
+        rejects = pa.concat_tables([_read(out, storage, run, unit, "rejects", date=date), again])
 
         found = sentence_findings(
             responses,
@@ -240,6 +262,8 @@ def _score(sentences: pa.Table, method: str, reference: Reference) -> NDArray[np
     if not sentences.num_rows:
         return np.zeros(0)  # a run without any sentence has no statistics either
     features = {}
+    if METHODS[method].trained:
+        return score(_probabilities(sentences), METHODS[method], reference.sentences)
     for name in METHODS[method].features:
         # A reading that one sentence lacks tells nothing either way: it counts as average.
         column = sentences[name].cast(pa.float64()).fill_null(reference.sentences[name].mean)
@@ -247,27 +271,41 @@ def _score(sentences: pa.Table, method: str, reference: Reference) -> NDArray[np
     return score(features, METHODS[method], reference.sentences)
 
 
-def _read_numbers(out: str, storage: Storage, unit: Marker) -> tuple[pa.Table, pa.Table]:
-    measured = set(FEATURES)
+def _probabilities(sentences: pa.Table) -> dict[str, NDArray[np.float64]]:
+    column = sentences["ensemble"].cast(pa.float64())
+    found = column.to_numpy()
+    if column.null_count or not ((found >= 0) & (found <= 1)).all():
+        raise JobError(
+            "measured sentences without a probability of the run's bundle; audit again with another --out"
+        )
+    return {"ensemble": found}
+
+
+def _read_numbers(out: str, storage: Storage, run: Run, unit: Marker) -> tuple[pa.Table, pa.Table]:
+    measured = set(FEATURES) | {"ensemble"}
     places = {"record_index", "response_id", "path", "position"}
-    responses = _read(out, storage, unit, "responses", columns=places | measured | {"n_answer_tokens"})
+    responses = _read(out, storage, run, unit, "responses", columns=places | measured | {"n_answer_tokens"})
     responses = responses.append_column("n_tokens", responses["n_answer_tokens"])
-    sentences = _read(out, storage, unit, "sentences", columns={"record_index"} | measured)
+    sentences = _read(out, storage, run, unit, "sentences", columns={"record_index"} | measured)
     return responses.sort_by([("position", "ascending"), ("record_index", "ascending")]), sentences
 
 
 def _read(
     out: str,
     storage: Storage,
+    run: Run,
     unit: Marker,
     table: str,
     date: str | None = None,
     columns: Collection[str] | None = None,
 ) -> pa.Table:
-    """The rows of one table of a unit, of all dates or of one."""
-    schema = _SCHEMAS[table]
-    if columns is not None:
-        schema = pa.schema([field for field in schema if field.name in columns])
+    """The rows of one table of a unit, of all dates or of one.
+
+    Without the columns of a bundle where the run has none: it may be from before there were bundles.
+    """
+    left_out = set() if run.scorer.get("bundle") else set(VERDICT)
+    wanted_names = set(_SCHEMAS[table].names) if columns is None else set(columns)
+    schema = pa.schema([field for field in _SCHEMAS[table] if field.name in wanted_names - left_out])
     wanted = [p for p in unit["parts"] if p["table"] == table and date in (None, p["date"])]
     return pa.concat_tables([schema.empty_table(), *(read_part(storage, out, p, schema) for p in wanted)])
 
@@ -282,40 +320,6 @@ def _without(table: pa.Table, record_indices: Collection[int]) -> pa.Table:
     return table.filter(
         pc.invert(pc.is_in(table["record_index"], pa.array(list(record_indices), pa.int32())))
     )
-
-
-def _threshold_of(reference: Reference, deciding: str) -> float | None:
-    return reference.threshold if reference.deciding_method == deciding else None
-
-
-def check_origin(reference: Reference, run: Run) -> None:
-    """Raise ProfileError for a reference of another scorer, prompt profile or leave-one-out mode."""
-    for what, theirs, ours in (
-        ("scorer fingerprint", reference.scorer_fingerprint, run.scorer["fingerprint"]),
-        ("prompt profile", reference.profile, run.measured_by["profile"]),
-        ("loo", reference.loo, run.measured_by["loo"]),
-    ):
-        if theirs != ours:
-            raise ProfileError(
-                f"reference profile of run {reference.statistics_from}: its {what} is {theirs}, here it is "
-                f"{ours}; leave --profile out, or use the profile.json of a run with the same settings"
-            )
-
-
-def _check_features(config: Config, run: Run, reference: Reference) -> None:
-    for method in config.methods:
-        for name in METHODS[method].features:
-            if name in reference.sentences:
-                continue
-            if reference.statistics_from != run.run_id:
-                raise ProfileError(
-                    f"reference profile of run {reference.statistics_from}: no statistics of {name}, which "
-                    f"method {method} reads; leave --profile out, or leave {method} out of --methods"
-                )
-            raise ConfigError(
-                f"setting methods: {method} reads {name}, which this run did not measure (loo "
-                f"{reference.loo}); leave {method} out of --methods, or audit with --loo exact"
-            )
 
 
 def _check_counts(unit: Marker) -> None:

@@ -49,6 +49,12 @@ class JudgeOptions(Options):
     methods: Annotated[
         list[str], typer.Option(metavar="NAME,...", help="Scores to compute: gasp,gap. Repeatable.")
     ] = field(default_factory=list)
+    target_fpr: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATE", help="Flag at the bundle's operating point with this false-alarm rate (0.05)."
+        ),
+    ] = None
     fail_over: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Exit with 3 if more than this share of the answers is flagged."),
@@ -65,6 +71,12 @@ class AuditOptions(JudgeOptions, ReadOptions):
     prompt_profile: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="How a record becomes a prompt: plain, chat, gasp-v1, gasp-v2."),
+    ] = None
+    bundle: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="Trained head that judges: a folder or URL, or none; default: one that fits."
+        ),
     ] = None
     loo: Annotated[
         str | None,
@@ -86,10 +98,12 @@ class AuditOptions(JudgeOptions, ReadOptions):
 _KEYS = {
     "scorer": "scorer.name",
     "prompt_profile": "profile",
+    "bundle": "bundle",
     "loo": "loo",
     "limit": "read.limit",
     "store_text": "store_text",
     "methods": "methods",
+    "target_fpr": "judge.target_fpr",
     "fail_over": "fail_over",
     "workers": "workers.count",
     "address": "workers.address",
@@ -114,7 +128,8 @@ def settings_of_run(out: str, options: Options) -> "Config":
 
     given = _given(options)
     run = read_run(Storage(given.get("storage") or {}), out)
-    return make_config(_merged(run.config | {"storage": {}}, given))
+    then = _merged(run.config | {"storage": {}}, {"judge": _unsaid(given.get("judge"))})
+    return make_config(_merged(then, given))
 
 
 def _given(options: Options) -> dict[str, Any]:
@@ -126,6 +141,13 @@ def _given(options: Options) -> dict[str, Any]:
     if getattr(options, "profile", None) in ("plain", "chat", "gasp-v1", "gasp-v2"):
         raise ConfigError("--profile takes a file of reference statistics; you mean --prompt-profile")
     return read_settings(options.config, options.set, flags)
+
+
+def _unsaid(judge: Any) -> dict[str, None]:
+    """The other of the two ways to set a threshold is void when one is given anew."""
+    pair = {"flag_budget", "target_fpr"}
+    given = pair & set(judge or {}) if isinstance(judge, dict) else set()
+    return dict.fromkeys(pair - given) if given else {}
 
 
 def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

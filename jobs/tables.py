@@ -16,6 +16,13 @@ gap = log p(all passages) - log p(none); jsd_none = divergence of the two distri
 the largest over the removed pieces (null with `--loo off`); surprisal = -log p(all passages); entropy.
 """
 
+VERDICT = ("ensemble", "ensemble_states", "ensemble_attention", "ensemble_likelihood")
+"""What the head of a bundle says of a sentence (null without one): the probability that it rests on nothing,
+and what each group of signals adds to the log-odds of that, relative to an average sentence.
+
+An answer has `ensemble` alone: the head's rule over its sentences.
+"""
+
 _IDS = [
     pa.field("run_id", pa.string(), nullable=False),
     pa.field("date", pa.string(), nullable=False),  # YYYY-MM-DD, UTC
@@ -52,6 +59,7 @@ MEASURED_RESPONSES = pa.schema(
         pa.field("answer", pa.string()),
         pa.field("passages", pa.list_(PASSAGE)),
         *_MEASURED,
+        pa.field("ensemble", pa.float32()),
         pa.field("n_passages", pa.int32(), nullable=False),
         pa.field("n_sentences", pa.int32(), nullable=False),
         pa.field("n_context_tokens", pa.int32(), nullable=False),
@@ -72,6 +80,7 @@ MEASURED_SENTENCES = pa.schema(
         pa.field("n_windows", pa.int32(), nullable=False),
         pa.field("truncated", pa.bool_(), nullable=False),
         *_MEASURED,
+        *[pa.field(name, pa.float32()) for name in VERDICT],
         # The piece whose removal costs the sentence most: passage and code points in it.
         pa.field("evidence_passage_index", pa.int32()),
         pa.field("evidence_passage_id", pa.string()),
@@ -91,7 +100,10 @@ REJECTS = pa.schema(
 
 
 def findings_sentences(methods: tuple[str, ...]) -> pa.Schema:
-    """Schema of findings/sentences for a run with these methods: one `score_<method>` column each."""
+    """Schema of findings/sentences for a run with these methods: one `score_<method>` column each, and with
+    `ensemble` what its groups of signals add to the log-odds.
+    """
+    contributions = VERDICT[1:] if "ensemble" in methods else ()
     return pa.schema(
         [
             *_IDS,
@@ -103,6 +115,7 @@ def findings_sentences(methods: tuple[str, ...]) -> pa.Schema:
             pa.field("truncated", pa.bool_(), nullable=False),
             pa.field("n_windows", pa.int32(), nullable=False),
             *[pa.field(f"score_{method}", pa.float64()) for method in methods],
+            *[pa.field(name, pa.float32()) for name in contributions],
             pa.field("score", pa.float64(), nullable=False),
             pa.field("threshold", pa.float64(), nullable=False),
             pa.field("flagged", pa.bool_(), nullable=False),

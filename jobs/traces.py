@@ -25,6 +25,9 @@ from detector.trace import Piece, Trace
 _ARRAYS = tuple(
     f.name for f in fields(Trace) if f.name not in ("pieces", "layers") and not f.name.startswith("n_")
 )
+_ALWAYS = {"token_ids", "offsets", "jsd_no_context"} | {
+    f"{what}{condition}" for what in ("logprob", "entropy") for condition in ("", "_no_context")
+}
 _COUNTS = tuple(f.name for f in fields(Trace) if f.name.startswith("n_"))
 _VERSION = "1"
 
@@ -53,7 +56,7 @@ class TraceStore:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
 
-    def get(self, key: str, keep: Keep, layers: tuple[int, ...] | None = None) -> tuple[Trace, ...] | None:
+    def get(self, key: str, keep: Keep) -> tuple[Trace, ...] | None:
         """The traces of a record's windows, or None where they were not kept or lack what `keep` asks for.
 
         Only the wanted layers are read, in the wanted order.
@@ -61,13 +64,14 @@ class TraceStore:
         traces: list[Trace] = []
         while (path := self._path(key, len(traces))).exists():
             try:
-                trace = _read(path, keep)
+                read = _read(path, keep)
             except (SafetensorError, KeyError, ValueError):
                 return None
-            if trace is None:
+            if read is None:
                 return None
+            trace, n_windows = read
             traces.append(trace)
-            if int(trace_windows(path)) == len(traces):
+            if n_windows == len(traces):
                 return tuple(traces)
         return None
 
@@ -83,12 +87,6 @@ class TraceStore:
 
     def _path(self, key: str, window: int) -> Path:
         return self._folder / f"{key}-{window}.safetensors"
-
-
-def trace_windows(path: Path) -> str:
-    """How many windows the record of this file was read in."""
-    with safe_open(path, "numpy") as file:
-        return str(file.metadata()["n_windows"])
 
 
 def _pack(trace: Trace) -> tuple[dict[str, Any], dict[str, str]]:
@@ -107,11 +105,12 @@ def _is_array(trace: Trace, name: str) -> bool:
     return isinstance(getattr(trace, name), np.ndarray)
 
 
-def _read(path: Path, keep: Keep) -> Trace | None:
+def _read(path: Path, keep: Keep) -> tuple[Trace, int] | None:
+    """The trace of one window and how many windows there are; None where the file lacks what is wanted."""
     with safe_open(path, "numpy") as file:
-        meta, names = file.metadata(), set(file.keys())
+        meta, names = file.metadata() or {}, set(file.keys())
         layers = tuple(json.loads(meta["layers"]))
-        if not wanted(keep) <= names or not set(keep.layers) <= set(layers):
+        if not _ALWAYS | wanted(keep) <= names or not set(keep.layers) <= set(layers):
             return None
         skip = {"states", "carried"}
         arrays = {name: file.get_tensor(name) for name in names - skip}
@@ -120,13 +119,10 @@ def _read(path: Path, keep: Keep) -> Trace | None:
             for name in wanted(keep) & skip:
                 part = file.get_slice(name)
                 arrays[name] = np.stack([part[row] for row in rows])
-        return Trace(
-            pieces=tuple(Piece(*piece) for piece in json.loads(meta["pieces"])),
-            layers=keep.layers,
-            **{name: None for name in ("logprob_without", "jsd_without") if name not in arrays},
-            **arrays,
-            **json.loads(meta["counts"]),
-        )
+        values: dict[str, Any] = {"logprob_without": None, "jsd_without": None}
+        values |= arrays | json.loads(meta["counts"])
+        pieces = tuple(Piece(*piece) for piece in json.loads(meta["pieces"]))
+        return Trace(pieces=pieces, layers=keep.layers, **values), int(meta["n_windows"])
 
 
 def wanted(keep: Keep) -> set[str]:
@@ -136,6 +132,8 @@ def wanted(keep: Keep) -> set[str]:
         names |= {"logprob_without", "jsd_without"}
     if keep.extremes:
         names |= {"top_logprob", "bottom_logprob", "rank"}
+    if keep.foil:
+        names.add("mmd_foil")
     if keep.attention:
         names |= {"attention_passages", "attention_answer"}
     if keep.layers:

@@ -5,6 +5,7 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ import pyarrow as pa
 
 import detector
 from detector.aggregate import Features, Measurement
+from detector.bundle import Verdict
 from detector.errors import RecordRejected, RejectReason
 from detector.record import Record
+from jobs.bundles import read_bundle
 from jobs.commit import MEASUREMENTS, Marker, Run, write_marker
 from jobs.config import Config
 from jobs.errors import JobError
 from jobs.storage import Storage, mask
-from jobs.tables import DIMENSIONS, FEATURES, MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS
+from jobs.tables import DIMENSIONS, FEATURES, MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS, VERDICT
 
 Row = dict[str, Any]
 
@@ -46,6 +49,11 @@ def load_scorer(config: Config) -> Any:
 
     from detector import Scorer
 
+    place = config.bundle_place
+    if place not in ("auto", "none"):
+        bundle = read_bundle(place, Storage(config.storage))
+    else:
+        bundle = None if place == "none" else "auto"
     # The sum of a matrix product depends on how many threads split it: fixed, so that the numbers do not
     # depend on how many workers share a machine.
     torch.set_num_threads(config.workers.cpus_per_worker)
@@ -56,14 +64,15 @@ def load_scorer(config: Config) -> Any:
         window_tokens=config.scorer.window_tokens,
         cache_dir=config.scorer.cache_dir,
         profile=config.profile,
+        bundle=bundle,
     )
 
 
 class Worker:
     """One scorer and the units that it is given, one after the other.
 
-    `load` makes the scorer from the settings. Raises JobError when it is not the scorer that run.json names:
-    a machine with other weights under the same name must not write into this run.
+    `load` makes the scorer from the settings. Raises JobError when it is not the scorer that run.json names,
+    or judges by another bundle: a machine with other files under the same name must not write into this run.
     """
 
     def __init__(
@@ -79,6 +88,13 @@ class Worker:
             raise JobError(
                 f"scorer {self._scorer.name}: its files here ({self._scorer.fingerprint}) are not those that "
                 f"the run began with ({run.scorer['fingerprint']}); give every machine the same files"
+            )
+        bundle, wanted = self._scorer.bundle, run.scorer.get("bundle")
+        here, then = bundle and bundle.digest, wanted and wanted["digest"]
+        if here != then:
+            raise JobError(
+                f"bundle {config.bundle}: here it is {here}, when the run began it was {then}; "
+                "give every machine the same version of Leadline and the same bundle"
             )
 
     def audit_unit(self, unit_json: Any, attempt: int = 1) -> Marker:
@@ -191,6 +207,7 @@ def _response_row(record: Record, measured: Measurement, record_index: int, *, t
         "answer": record.answer if text else None,
         "passages": passages if text else None,
         **_features(measured.features),
+        "ensemble": measured.ensemble,
         "n_sentences": len(measured.sentences),
         **{name: getattr(measured, name) for name in _MEASURED_COUNTS},
     }
@@ -208,6 +225,7 @@ def _sentence_rows(record: Record, measured: Measurement, record_index: int) -> 
             "n_windows": sentence.n_windows,
             "truncated": sentence.truncated,
             **_features(sentence.features),
+            **_verdict(sentence.verdict),
             "evidence_passage_index": piece and piece.passage_index,
             "evidence_passage_id": piece and record.passages[piece.passage_index].id,
             "evidence_start": piece and piece.start,
@@ -217,6 +235,12 @@ def _sentence_rows(record: Record, measured: Measurement, record_index: int) -> 
 
 def _features(features: Features) -> Row:
     return {name: getattr(features, name) for name in (*FEATURES, "drops", "jsds")}
+
+
+def _verdict(verdict: Verdict | None) -> Row:
+    if verdict is None:
+        return dict.fromkeys(VERDICT)
+    return dict(zip(VERDICT, astuple(verdict), strict=True))
 
 
 def _reject(error: Exception) -> RecordRejected:

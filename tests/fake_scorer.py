@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from detector.aggregate import Features, Measurement, SentenceMeasurement
+from detector.bundle import Bundle, Verdict
 from detector.errors import RecordRejected, RejectReason, ScorerError
 from detector.record import Record
 from detector.trace import Piece
@@ -33,7 +34,9 @@ def load(config: Config) -> "FakeScorer":
     order = Path(config.scorer.name) / "order.json"
     if order.is_file():
         _arm(order, **json.loads(order.read_text()))
-    return FakeScorer(config.scorer.name)
+    place = config.bundle_place
+    bundle = None if place in ("auto", "none") else Bundle.load(place)
+    return FakeScorer(config.scorer.name, bundle=bundle)
 
 
 def load_slow(config: Config) -> "FakeScorer":
@@ -103,6 +106,7 @@ class FakeScorer:
     window_tokens: int = 2048
     dtype: str = "float32"
     seconds: float = 0.0
+    bundle: Bundle | None = None
 
     def measure(
         self, record: Record, *, leave_one_out: bool = True, min_answer_tokens: int = 1
@@ -129,6 +133,7 @@ class FakeScorer:
                     truncated=False,
                     features=features,
                     evidence=_evidence(record, features),
+                    verdict=_verdict(text) if self.bundle else None,
                 )
             )
             start = end + 2
@@ -142,7 +147,13 @@ class FakeScorer:
             n_computed_tokens=n_tokens + n_context,
             n_windows=1,
             truncated=False,
+            ensemble=max(s.verdict.probability for s in sentences) if self.bundle else None,
         )
+
+
+def _verdict(text: str) -> Verdict:
+    states, attention, likelihood = (_number(text + group, 4.0) - 2.0 for group in ("h", "a", "l"))
+    return Verdict(_number(text + "v", 1.0), states, attention, likelihood)
 
 
 def _features(text: str, record: Record, leave_one_out: bool) -> Features:

@@ -6,12 +6,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jobs.findings import heaviest
 from jobs.report.excerpt import Span, clip, cost_bytes, excerpt, label, share_room
 from jobs.report.page import Card, Evidence, PassageView, Scale, SentenceRow, Stretch
 from jobs.report.rows import read_rows
 from jobs.report.wording import direction
 from jobs.storage import Storage
-from jobs.tables import DIMENSIONS
+from jobs.tables import DIMENSIONS, VERDICT
 
 PAGE_BYTES = 850_000
 """What all cards together may weigh, up to 100 of them; beyond, each still gets `MIN_CARD_BYTES`."""
@@ -52,18 +53,21 @@ def collect_cards(
     n_cards: int,
     scale: Scale | None,
     methods: tuple[str, ...],
+    trained: bool = False,
 ) -> tuple[Card, ...]:
     """The `n_cards` worst answers of the run: flagged first, then by their highest sentence score.
 
-    One pass over the small parts that list all answers; then only the parts of the chosen ones are opened,
-    and their text is cut to the card as soon as it is read.
+    `methods` are the other ones, whose scores stand beside; `trained`: the head of a bundle decided, and says
+    why. One pass over the small parts that list all answers; then only the parts of the chosen ones are
+    opened, and their text is cut to the card as soon as it is read.
     """
     chosen = _choose(storage, out, n_cards)
     by_id = {row["response_id"]: row for row in chosen if row["response_id"] is not None}
     stems = {row["part"] for row in chosen}
     card_bytes = min(max(PAGE_BYTES // max(len(chosen), 1), MIN_CARD_BYTES), MAX_CARD_BYTES)
     n_lines = max(MIN_SENTENCES, card_bytes * 2 // 5 // _SENTENCE_BYTES)
-    sentences = _read_sentences(storage, out, stems, set(by_id), methods, n_lines)
+    columns = [*_SENTENCE, *(f"score_{method}" for method in methods), *(VERDICT[1:] if trained else ())]
+    sentences = _read_sentences(storage, out, stems, set(by_id), columns, n_lines)
     built: dict[str, Card] = {}
     columns = [*_TEXT, "response_id", *_MATCH]
     for _, part in read_rows(storage, out, "measurements/responses", columns, stems, set(by_id)):
@@ -98,10 +102,9 @@ def _choose(storage: Storage, out: str, n_cards: int) -> list[Row]:
 
 
 def _read_sentences(
-    storage: Storage, out: str, stems: set[str], ids: set[str], methods: tuple[str, ...], limit: int
+    storage: Storage, out: str, stems: set[str], ids: set[str], columns: list[str], limit: int
 ) -> dict[str, list[Row]]:
     """Per response its worst `limit` sentences, in the order of the answer."""
-    columns = [*_SENTENCE, *(f"score_{method}" for method in methods)]
     kept: dict[str, list[Row]] = {}
     for _, part in read_rows(storage, out, "findings/sentences", columns, stems, ids):
         for response_id in part["response_id"].unique().to_pylist():
@@ -170,6 +173,8 @@ def _row(row: Row, level: int, shown: set[int], methods: tuple[str, ...]) -> Sen
             drop_nats=row["evidence_drop_nats"],
             shown=index + 1 in shown,
         )
+    groups = {name.removeprefix("ensemble_"): row[name] for name in VERDICT[1:] if name in row}
+    reason = heaviest(groups, row["flagged"]) if groups else None
     return SentenceRow(
         number=row["sentence_index"] + 1,
         start=row["start"],
@@ -179,6 +184,8 @@ def _row(row: Row, level: int, shown: set[int], methods: tuple[str, ...]) -> Sen
         flagged=row["flagged"],
         evidence=evidence,
         scores=tuple(row[f"score_{method}"] for method in methods),
+        reason=reason,
+        weight=groups[reason] if reason else None,
     )
 
 

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from detector.calibration import Reference
 from detector.errors import ProfileError
+from detector.methods import METHODS
 from jobs.commit import Run, read_run
 from jobs.config import Config
 from jobs.errors import JobError
@@ -61,7 +62,8 @@ def collect(out: str, storage: Storage, config: Config) -> Page:
     method = reference.deciding_method
     others = tuple(name for name in find_methods(storage, out) if name != method)
     scale = _scale(summary, reference)
-    cards = collect_cards(storage, out, config.report.cards, scale, others)
+    bundle = run.scorer.get("bundle", {})
+    cards = collect_cards(storage, out, config.report.cards, scale, others, METHODS[method].trained)
     leave_one_out = run.config.get("loo") != "off"
     return Page(
         title=config.report.title,
@@ -71,8 +73,11 @@ def collect(out: str, storage: Storage, config: Config) -> Page:
             given=reference.threshold is not None and reference.threshold_from != run.run_id,
             threshold_from=reference.threshold_from,
             flag_budget=reference.flag_budget,
+            target_fpr=reference.target_fpr,
+            data=bundle.get("data"),
         ),
         method=method,
+        trained=METHODS[method].trained,
         answers=_share(counts["n_flagged_responses"], counts["n_responses"]),
         sentences=_share(counts["n_flagged_sentences"], counts["n_sentences"]),
         n_without_evidence=counts["n_no_evidence"],
@@ -86,7 +91,7 @@ def collect(out: str, storage: Storage, config: Config) -> Page:
         rejects=_rejects(storage, out, run),
         provenance=collect_provenance(run, reference, config, out),
         decides=explain_decision(method, leave_one_out, config.judge.evidence_floor_nats),
-        limits=LIMITS,
+        limits=(bundle["limits"], *LIMITS) if METHODS[method].trained and bundle else LIMITS,
     )
 
 
@@ -119,10 +124,12 @@ def _share(count: int, total: int) -> Share:
 
 
 def _scale(summary: pa.Table, reference: Reference) -> Scale | None:
-    """Shade from one deviation under the mean score to as far above the threshold."""
+    """Shade from one deviation under the mean score to as far above the threshold, probabilities 0 to 1."""
     n = pc.sum(summary["n_sentences"]).as_py() or 0
     if reference.threshold is None or n == 0:
         return None
+    if METHODS[reference.deciding_method].trained:
+        return Scale(0.0, 1.0, reference.threshold)
     mean = pc.sum(summary["sum_score"]).as_py() / n
     square = pc.sum(summary["sum_score_sq"]).as_py() / n
     deviation = max(square - mean * mean, 0.0) ** 0.5 or 1.0

@@ -42,12 +42,15 @@ class Basis:
     """What the flags of this page rest on.
 
     The threshold marks the `flag_budget` share of the sentences of the run `threshold_from`; `given`: that
-    was another run, so it came with a profile. Both are None where there was nothing to rank.
+    was another run, so it came with a profile. Both are None where there was nothing to rank. With a
+    `target_fpr` it is an operating point of a bundle instead, measured on its training `data`.
     """
 
     given: bool
     threshold_from: str | None
     flag_budget: float | None
+    target_fpr: float | None = None
+    data: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,8 @@ class SentenceRow:
     """One sentence's numbers. `number` counts from 1; `start:end` are code points of the answer.
 
     `evidence` is None where no passage matters or none was taken away; `scores`: the other methods'.
+    `reason` and `weight`: the group of signals that speaks most for the verdict of a trained head, and what
+    it adds to the log-odds; None where another method decides.
     """
 
     number: int
@@ -144,6 +149,8 @@ class SentenceRow:
     flagged: bool
     evidence: Evidence | None
     scores: tuple[float | None, ...]
+    reason: str | None = None
+    weight: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +274,7 @@ class Page:
     dates: str
     basis: Basis
     method: str
+    trained: bool
     answers: Share
     sentences: Share
     n_without_evidence: int

@@ -1,9 +1,11 @@
 """The sentences that the page says in its own voice: what a reason, a flag and a number mean."""
 
 from detector.methods import METHODS
+from jobs.findings import GROUPS
 from jobs.report.page import Basis, Share
 
 PHRASES = {
+    "ensemble": ("is judged to rest on nothing", "are judged to rest on nothing"),
     "gasp": ("reacts least to its passages", "react least to their passages"),
     "gap": ("gains least from its passages", "gain least from their passages"),
     "jsd_none": ("reacts least to its passages", "react least to their passages"),
@@ -74,10 +76,22 @@ def headline(method: str, sentences: Share, answers: Share) -> str:
     return f"{sentences.count:,} {of_sentences} in {answers.count:,} of {of_answers} {reacts}"
 
 
-def explain_basis(basis: Basis) -> tuple[str, ...]:
+def explain_basis(basis: Basis, method: str) -> tuple[str, ...]:
     """What a flag means on this page, one paragraph each."""
+    return (f"The method that judged is {method}.", *_explain_threshold(basis))
+
+
+def _explain_threshold(basis: Basis) -> tuple[str, ...]:
     share = "a share" if basis.flag_budget is None else f"at most {percent(basis.flag_budget)}"
     never = "Flagged means “worth reading first”, not “proven false”; not flagged does not mean proven true."
+    if basis.target_fpr is not None:
+        return (
+            f"The threshold is an operating point: of the data that the method was trained on ({basis.data}) "
+            f"it flags {percent(basis.target_fpr)} of the sentences that people found supported, each scored "
+            "by a head that had not seen it. That false-alarm rate was not measured on this traffic: how "
+            "often a flag is wrong here is not known until somebody labels some of it.",
+            never,
+        )
     if basis.given:
         return (
             f"The threshold comes from a given profile. There it marks {share} of the sentences of run "
@@ -100,13 +114,23 @@ def explain_decision(method: str, leave_one_out: bool, floor_nats: float) -> tup
     passes = "once with all passages, once with none"
     if leave_one_out:
         passes += " and once without each passage in turn"
-    read = "; ".join(FEATURES[name] for name in decider.features)
+    read = "; ".join(FEATURES[name] for name in decider.features if not decider.trained)
     added = " and they are added up" if len(decider.features) > 1 else ""
-    return (
-        f"Nothing is generated and no judge is asked: a small model re-reads each logged answer, {passes}.",
+    how = (
         f"Of every sentence it measures, as means over its tokens: {read}.",
         f"Each number is standardised with the reference statistics below{added}. The "
         f"{'smaller' if decider.direction < 0 else 'larger'}, the higher the score: less grounded.",
+    )
+    if decider.trained:
+        groups = "; ".join(f"{meaning} ({group})" for group, meaning in GROUPS.items())
+        how = (
+            f"With and without the passages, it keeps of every word: {groups}.",
+            "A head that was fitted to people’s labels makes of these the probability that a sentence rests "
+            "on nothing. It is the score, as it is; “mostly by” names what added most to the log-odds.",
+        )
+    return (
+        f"Nothing is generated and no judge is asked: a small model re-reads each logged answer, {passes}.",
+        *how,
         "A sentence at or above the threshold is flagged. An answer is flagged with any of its sentences.",
         f"Its evidence is the passage whose removal costs it most, if at least {floor_nats:g} nats per token."
         if leave_one_out

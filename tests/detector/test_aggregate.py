@@ -4,7 +4,7 @@ import pytest
 from detector.aggregate import assign_tokens, measure, span_features
 from detector.prompts import PROFILES, Reading, Window
 from detector.trace import Piece, Trace
-from detector.windows import Segment
+from detector.windows import Layout, Segment
 
 
 def trace_of(logprob, none, without, jsd_none, jsd_without):
@@ -60,7 +60,7 @@ def test_tokens_that_share_an_emoji_share_its_sentence():
 
 
 def reading_of(n_windows, sentences, offsets):
-    windows = tuple(Window((), (), ((),), (k,)) for k in range(n_windows))
+    windows = tuple(Window((), (), ((),), (k,), Layout((0, 0), 0)) for k in range(n_windows))
     pieces = tuple(Piece(k, 0, 1) for k in range(n_windows))
     return Reading(
         PROFILES["plain"],

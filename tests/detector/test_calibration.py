@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detector.calibration import FEATURES, Moments, Reference, Scale, budget_threshold, score
+from detector.calibration import (
+    FEATURES,
+    Moments,
+    Reference,
+    Scale,
+    budget_threshold,
+    operating_threshold,
+    score,
+)
 from detector.errors import ProfileError
 from detector.methods import METHODS
 
@@ -68,12 +76,15 @@ class TestMoments:
             Moments.of(np.array([1.0, value]))
 
 
+FREE = [method for method in METHODS.values() if not method.trained]
+
+
 class TestScore:
     def test_is_the_signed_sum_of_standardised_features(self):
         rng = np.random.default_rng(1)
         features = {name: rng.normal(size=20) for name in FEATURES}
         scales = {name: Scale(rng.normal(), rng.uniform(0.5, 2)) for name in FEATURES}
-        for method in METHODS.values():
+        for method in FREE:
             expected = [
                 method.direction
                 * sum((features[f][i] - scales[f].mean) / scales[f].sd for f in method.features)
@@ -87,9 +98,13 @@ class TestScore:
         floating = {"gap": 0.0, "jsd_none": 0.0, "max_drop": 0.0, "max_jsd": 0.0}
         floating |= {"surprisal": 3.0, "entropy": 3.0, "n_tokens": 9.0}
         features = {name: np.array([grounded[name], floating[name]]) for name in FEATURES}
-        for method in METHODS.values():
+        for method in FREE:
             first, second = score(features, method, Reference.identity().sentences)
             assert first < second
+
+    def test_a_probability_is_its_own_score(self):
+        said = np.array([0.0, 0.25, 1.0])
+        assert score({"ensemble": said}, METHODS["ensemble"], {}).tolist() == said.tolist()
 
     def test_a_feature_without_statistics_is_named(self):
         with pytest.raises(ProfileError, match="max_drop"):
@@ -182,6 +197,25 @@ class TestReference:
         del tree["loo"]
         with pytest.raises(ProfileError, match="'loo' is missing"):
             Reference.from_json(json.dumps(tree))
+
+    def test_a_profile_from_before_there_were_bundles_is_read(self):
+        tree = json.loads(REFERENCE.to_json())
+        del tree["target_fpr"], tree["bundle"]
+        assert Reference.from_json(json.dumps(tree)) == REFERENCE
+
+    def test_an_operating_point_is_kept_with_what_it_belongs_to(self):
+        point = replace(REFERENCE, deciding_method="ensemble", target_fpr=0.05, bundle="b0", flag_budget=None)
+        assert Reference.from_json(point.to_json()) == point
+        assert "error rate" in REFERENCE.to_json() and "had not seen" in point.to_json()
+        for wrong in ('"target_fpr": 1.5', '"target_fpr": NaN', '"target_fpr": "x"'):
+            with pytest.raises(ProfileError, match="target_fpr"):
+                Reference.from_json(point.to_json().replace('"target_fpr": 0.05', wrong))
+
+    def test_an_operating_point_that_was_not_measured_is_refused_with_those_that_were(self):
+        points = {0.1: 0.4, 0.05: 0.6}
+        assert operating_threshold(points, 0.05) == 0.6
+        with pytest.raises(ProfileError, match=r"0\.02 was not measured.*measured: 0\.05, 0\.1"):
+            operating_threshold(points, 0.02)
 
     def test_identity_leaves_features_as_they_are(self):
         scales = Reference.identity().sentences

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from detector.errors import DetectorError
-from detector.methods import LEAVE_ONE_OUT, METHODS
+from detector.methods import LABEL_FREE, LEAVE_ONE_OUT, METHODS
+from detector.probe import Keep
 from detector.record import Record
 from detector.trace import Trace
 
@@ -22,12 +23,16 @@ ANSWERS = {
 }
 
 
+FREE = [name for name in METHODS if not METHODS[name].trained]
+"""Those that a Trace alone is enough for; the others are read by a bundle's head (test_bundle)."""
+
+
 def trace(scorer, answer, passages=PASSAGES):
     _, (found,) = scorer.trace(Record(question="Who?", passages=passages, answer=answer))
     return found
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FREE)
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 def test_a_method_gives_one_finite_score_per_token(tiny, name, answer):
     found = trace(tiny, answer)
@@ -37,14 +42,14 @@ def test_a_method_gives_one_finite_score_per_token(tiny, name, answer):
     assert np.isfinite(scores).all()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FREE)
 def test_the_same_record_gives_the_same_scores_whatever_was_read_before(tiny, name):
     first = METHODS[name].score(trace(tiny, ANSWERS["plain"]))
     trace(tiny, ANSWERS["cjk"], ["Something else entirely. " * 9])
     assert np.array_equal(first, METHODS[name].score(trace(tiny, ANSWERS["plain"])))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FREE)
 def test_a_method_reads_only_the_trace_fields_it_declares(tiny, name):
     found = trace(tiny, ANSWERS["plain"])
     allowed = METHODS[name].needs | {"token_ids", "pieces"}
@@ -56,7 +61,7 @@ def test_a_method_reads_only_the_trace_fields_it_declares(tiny, name):
 @pytest.mark.parametrize("name", [n for n in METHODS if METHODS[n].needs & LEAVE_ONE_OUT])
 def test_leave_one_out_methods_say_so_when_it_is_missing(tiny, name):
     record = Record(question="Who?", passages=PASSAGES, answer=ANSWERS["plain"])
-    _, (found,) = tiny.trace(record, leave_one_out=False)
+    _, (found,) = tiny.trace(record, Keep(leave_one_out=False))
     with pytest.raises(DetectorError, match="loo=exact"):
         METHODS[name].score(found)
 
@@ -97,3 +102,8 @@ def test_a_token_that_needs_its_passages_scores_lower_than_one_that_does_not():
     np.testing.assert_allclose(METHODS["gasp"].score(found), [-(4.9 + 0.6 + 4.0 + 0.5), 0.0], rtol=1e-6)
     np.testing.assert_allclose(METHODS["perplexity"].score(found), [0.1, 1.0])
     assert METHODS["length"].score(found).sum() == 2
+
+
+def test_what_decides_without_labels_is_one_of_them():
+    assert LABEL_FREE in FREE
+    assert [name for name in METHODS if METHODS[name].score is None] == ["ensemble"]

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from detector.errors import ProfileError, RecordRejected
 from detector.prompts import PROFILES, encode, read_record
@@ -134,3 +135,41 @@ def test_offsets_are_code_points_and_cover_the_answer(tiny, answer):
         assert 0 <= start <= end <= len(answer)
         covered[start:end] = True
     assert covered.all()
+
+
+HEADERS = {
+    "plain": "Answer:\n",
+    "chat": "<|im_end|>\n<|im_start|>assistant\n",
+    "refind": "### Answer\n",
+    "gasp-v1": "Answer: ",
+    "gasp-v2": "Answer: ",
+}
+
+
+@pytest.mark.parametrize("with_bos", [False, True])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_layout_points_at_the_passages_and_at_the_header(tiny_of, profile, with_bos):
+    tokenizer = tiny_of().tokenizer
+    if with_bos:
+        start = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+        tokenizer.backend_tokenizer.post_processor = start
+    separator = PROFILES[profile].separator
+    (window,) = read(RECORD, tokenizer, profile).windows
+    first, stop = window.layout.passages
+    passages = separator.join(p.text for p in RECORD.passages)
+    passages += "" if profile.startswith("gasp-") else separator
+    assert text(tokenizer, window.full[first:stop]) == passages
+    assert text(tokenizer, window.full[window.layout.header :]) == HEADERS[profile]
+    has_bos = window.full[0] == tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    assert has_bos == (with_bos and profile != "chat")  # the chat template writes its own
+
+
+def test_every_window_has_its_own_layout(tiny):
+    passages = [f"{i} " + "words " * 20 for i in range(8)]
+    record = Record(question="q", passages=passages, answer="a b c.")
+    reading = read(record, tiny.tokenizer, window_tokens=500)
+    for window in reading.windows:
+        first, stop = window.layout.passages
+        expected = "".join(passages[i].strip() + "\n\n" for i in window.piece_indices)
+        assert text(tiny.tokenizer, window.full[first:stop]) == expected
+        assert text(tiny.tokenizer, window.full[window.layout.header :]) == "Answer:\n"

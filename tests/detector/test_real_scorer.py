@@ -5,11 +5,14 @@ import json
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from detector import Record, Scorer, ScorerError
+from detector.probe import Keep
 from detector.weights import WHEEL_SHA256, default_cache, embedded_scorer
+from tests.detector.families import read_eagerly
 from tests.figures.exact_equals_separate import compare
 
 pytestmark = pytest.mark.real_scorer
@@ -30,7 +33,7 @@ RECORD = Record(
 
 @pytest.fixture(scope="module")
 def scorer() -> Scorer:
-    return Scorer.load("smollm2-135m")
+    return Scorer.load("smollm2-135m", bundle=None)
 
 
 def test_an_invented_sentence_scores_highest_and_the_others_name_their_passage(scorer):
@@ -45,6 +48,16 @@ def test_exact_equals_separate_passes_within_1e_4_nats(scorer):
         passages = [passage["text"] for passage in row["passages"]]
         logprob, jsd = compare(scorer, Record(row["question"], passages, row["answer"]), torch.float32)
         assert logprob < 1e-4 and jsd < 1e-4
+
+
+def test_attention_shares_equal_output_attentions_within_1e_5(scorer):
+    reading, (trace,) = scorer.trace(RECORD, Keep(attention=True))
+    (window,) = reading.windows
+    maps, _ = read_eagerly(scorer, window.full + reading.answer_ids)
+    rows = maps[:, :, len(window.full) - 1 :]
+    first, stop = window.layout.passages
+    np.testing.assert_allclose(trace.attention_passages, rows[..., first:stop].sum(-1), atol=1e-5)
+    np.testing.assert_allclose(trace.attention_answer, rows[..., window.layout.header :].sum(-1), atol=1e-5)
 
 
 def test_gasp_v2_gives_the_numbers_of_the_authors_package():

@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 
@@ -9,6 +10,8 @@ from detector import Record, RecordRejected, Scorer, ScorerError
 from detector.aggregate import Measurement
 from detector.calibration import Reference
 from detector.identity import fingerprint
+from detector.probe import Keep
+from detector.trace import Trace
 from tests.detector.reference import separate_passes
 from tests.figures.exact_equals_separate import compare, tiny_float64
 
@@ -205,3 +208,72 @@ def test_a_model_that_changes_its_logits_unannounced_is_refused(tiny_scorer_dir,
 def test_records_import_without_torch():
     code = "import sys; from detector import Record; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+TOGETHER = [
+    RECORD.answer,
+    "Ada built it in 1891. Tolls ended in 1950.",  # shares its first tokens with the one before
+    "Ada built it",  # is the start of both
+    "Nobody knows.",
+    RECORD.answer,
+    "b",
+]
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [Keep(), Keep(False), Keep(extremes=True, attention=True, layers=(1, 3), carried=True)],
+    ids=["default", "two passes", "everything"],
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-10)])
+def test_answers_read_together_have_the_traces_that_each_has_alone(
+    tiny, tiny_scorer_dir, dtype, tolerance, keep
+):
+    scorer = tiny if dtype == "float32" else tiny_float64(tiny_scorer_dir)
+    records = [Record(RECORD.question, RECORD.passages, answer) for answer in TOGETHER]
+    alone = [scorer.trace(record, keep) for record in records]
+    together = scorer.trace_together(records, keep)
+    for (reading, (trace,)), (reading_alone, (trace_alone,)) in zip(together, alone, strict=True):
+        assert reading == reading_alone
+        for field in dataclasses.fields(Trace):
+            if field.name == "n_computed_tokens":
+                continue
+            ours, theirs = getattr(trace, field.name), getattr(trace_alone, field.name)
+            assert type(ours) is type(theirs), field.name
+            if isinstance(ours, np.ndarray):
+                # Hidden states have no fixed scale.
+                scale = max(1.0, float(np.abs(theirs).max())) if field.name in ("states", "carried") else 1.0
+                np.testing.assert_allclose(
+                    ours / scale, theirs / scale, atol=tolerance, rtol=0, err_msg=field.name
+                )
+            else:
+                assert ours == theirs, field.name
+    cost = sum(trace.n_computed_tokens for _, (trace,) in together)
+    assert cost < sum(trace.n_computed_tokens for _, (trace,) in alone) / 2
+
+
+def test_answers_that_do_not_fit_one_reading_are_read_one_by_one(tiny_of):
+    scorer = tiny_of(window_tokens=400)
+    passages = [f"Passage {i} " + "about many things " * 6 for i in range(9)]
+    records = [Record("q", passages, "An answer."), Record("q", ["A passage."], "Another. " * 50)]
+    together = scorer.trace_together(records)
+    assert len(together[0][0].windows) > 1 and len(together[1][0].segments) > 1
+    for record, (_, traces) in zip(records, together, strict=True):
+        for trace, alone in zip(traces, scorer.trace(record)[1], strict=True):
+            np.testing.assert_array_equal(trace.logprob, alone.logprob)
+
+
+def test_extremes_are_those_of_whole_distributions(tiny):
+    reading, (trace,) = tiny.trace(RECORD, Keep(extremes=True))
+    (window,) = reading.windows
+    n_answer = len(reading.answer_ids)
+    assert trace.top_logprob.shape == trace.bottom_logprob.shape == trace.rank.shape == (2, n_answer)
+    for condition, prompt in enumerate((window.full, window.none)):
+        with torch.inference_mode():
+            ids = torch.tensor([[*prompt, *reading.answer_ids]])
+            logits = tiny.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logp = torch.log_softmax(logits.double(), dim=-1).numpy()
+        np.testing.assert_allclose(trace.top_logprob[condition], logp.max(-1), atol=1e-4)
+        np.testing.assert_allclose(trace.bottom_logprob[condition], logp.min(-1), atol=1e-4)
+        realised = logp[np.arange(n_answer), reading.answer_ids]
+        assert trace.rank[condition].tolist() == (logp > realised[:, None]).sum(-1).tolist()

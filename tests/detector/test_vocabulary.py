@@ -43,6 +43,27 @@ def test_blocks_agree_with_whole_distributions_in_float64(shape, block_bytes, ep
     np.testing.assert_allclose(found.jsd, jsd, atol=1e-10)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("block_bytes", [64 << 20, 1 << 16])
+def test_extremes_and_rank_are_those_of_whole_distributions(shape, block_bytes):
+    hidden, targets, weight = make(*shape)
+    found = reduce_vocabulary(hidden, targets, Head(weight), block_bytes=block_bytes)
+    logp = torch.log_softmax(hidden @ weight.T, dim=-1).numpy()
+    np.testing.assert_allclose(found.top, logp.max(-1), atol=1e-10)
+    np.testing.assert_allclose(found.bottom, logp.min(-1), atol=1e-10)
+    realised = np.take_along_axis(logp, targets.numpy()[None, :, None], -1)
+    assert found.rank.dtype == torch.int32
+    assert found.rank.tolist() == (logp > realised).sum(-1).tolist()
+
+
+def test_tokens_as_likely_as_the_realised_one_do_not_count_as_more_likely():
+    weight = torch.tensor([[2.0], [1.0], [1.0], [1.0], [0.0]])
+    hidden, targets = torch.ones(2, 1, 1), torch.tensor([2])
+    for block_bytes in (64 << 20, 64):
+        found = reduce_vocabulary(hidden, targets, Head(weight), block_bytes=block_bytes)
+        assert found.rank.tolist() == [[1], [1]]
+
+
 @pytest.mark.parametrize("spread", [1.0, 1e-3])
 def test_float32_error_is_no_larger_than_plain_torch_makes_in_float32(spread):
     hidden, targets, weight = make(5, 17, 3001, torch.float32, spread=spread)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from detector import Record, Scorer
+from detector import Record, Scorer, attention
 from detector.identity import ScorerInfo
 from tests.detector.reference import separate_passes
 from tests.figures.ragtruth import sample
@@ -58,7 +58,10 @@ def tiny_float64(folder: Path) -> Scorer:
 
     from detector.prompts import PROFILES
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    attention.register()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation=attention.NAME
+    ).eval()
     info = ScorerInfo("tiny", "0" * 12, 100_000, "float64")
     return Scorer(model, AutoTokenizer.from_pretrained(folder), info, PROFILES["plain"])
 

@@ -73,7 +73,7 @@ def main() -> None:
     chosen = arguments.parse_args()
     answers = sample(chosen.answers, chosen.seed)
     started = time.perf_counter()
-    features, truth = measured(answers, Scorer.load(chosen.scorer, profile=chosen.profile))
+    features, truth = measured(answers, Scorer.load(chosen.scorer, profile=chosen.profile, bundle=None))
     labels, sources = truth["label"].astype(bool), truth["source"]
     print(
         f"{len(answers)} answers, seed {chosen.seed}, profile {chosen.profile}, {chosen.scorer}: "
@@ -82,6 +82,8 @@ def main() -> None:
     )
     scales = {name: Moments.of(values).scale() for name, values in features.items()}
     for name, method in METHODS.items():
+        if method.trained:
+            continue
         scores = score(features, method, scales)
         low, high = interval(labels, scores, sources)
         print(f"{name:12} AUROC {auroc(labels, scores):.3f} [{low:.3f}, {high:.3f}]")

@@ -1,12 +1,14 @@
 """Measured units in a folder, made from a few numbers per sentence: what the judge stage is tested with."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 
 from jobs.commit import Run
 from jobs.config import Config
 from jobs.parts import put_table
-from jobs.tables import DIMENSIONS, FEATURES, MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS
+from jobs.tables import DIMENSIONS, FEATURES, MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS, VERDICT
 
 DATE = "2026-01-01"
 RUN = Run(
@@ -22,6 +24,19 @@ RUN = Run(
     scorer={"name": "tiny", "fingerprint": "f00"},
     versions={},
 )
+BUNDLE = {
+    "digest": "b0" * 6,
+    "method": "ensemble",
+    "data": "Made-Up QA, English",
+    "limits": "It learned nothing.",
+    "operating_points": [[0.01, 0.9], [0.02, 0.8], [0.05, 0.6], [0.5, 0.3]],
+}
+JUDGED_RUN = replace(
+    RUN,
+    measured_by={"profile": "plain", "loo": "exact", "bundle": BUNDLE["digest"]},
+    scorer={"name": "tiny", "fingerprint": "f00", "bundle": BUNDLE},
+)
+"""A run whose sentences carry the verdicts of a bundle."""
 SCHEMAS = {"responses": MEASURED_RESPONSES, "sentences": MEASURED_SENTENCES, "rejects": REJECTS}
 
 
@@ -56,6 +71,16 @@ def random_answers(n, seed=0, **options):
     ]
 
 
+def verdicts(n, seed=0, **options):
+    """`random_answers` with a verdict of a bundle per sentence."""
+    rng = np.random.default_rng(seed + 1000)
+    answers = random_answers(n, seed, **options)
+    for sentence in (sentence for item in answers for sentence in item["sentences"]):
+        sentence |= {"ensemble": np.float32(rng.uniform())}
+        sentence |= {name: np.float32(rng.normal()) for name in VERDICT[1:]}
+    return answers
+
+
 def put_unit(storage, out, unit_id, answers, rejects=(), path="logs/a.jsonl", backwards=False):
     """Write the parts of a unit as a worker does and return its marker. `rejects`: (date, reason) pairs.
     `backwards`: the rows of each part in reverse.
@@ -82,6 +107,7 @@ def put_unit(storage, out, unit_id, answers, rejects=(), path="logs/a.jsonl", ba
                 "n_windows": 1,
                 "truncated": False,
                 **_numbers(values),
+                **({name: values.get(name, 0.0) for name in VERDICT} if "ensemble" in values else {}),
                 **_evidence(values),
             }
             for index, values in enumerate(item["sentences"])

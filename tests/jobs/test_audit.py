@@ -2,16 +2,19 @@
 
 import json
 import shutil
+import sys
 
 import pyarrow.parquet as pq
 import pytest
 
 import jobs.audit
+import jobs.bundles
 import jobs.listing
 from detector.errors import ProfileError, ScorerError
+from detector.identity import fingerprint
 from jobs.audit import audit, rejudge
 from jobs.errors import ConfigError, JobError
-from tests import fake_scorer
+from tests import fake_scorer, stand_in_head
 from tests.runs import N_REJECTED, N_ROWS, markers, row, settings, tables, write_logs, write_rows
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_local")]
@@ -252,3 +255,101 @@ def test_a_real_scorer_measures_every_answer(logs, tiny_scorer_dir, out):
     result = audit([str(logs)], str(out), config)
     assert (result.totals["n_read"], result.totals["n_rejected"]) == (N_ROWS, N_REJECTED)
     assert json.loads((out / "_SUCCESS").read_text())["dtypes"] == ["float32"]
+
+
+# --- with a bundle
+
+
+@pytest.fixture(autouse=True)
+def ensemble(monkeypatch):
+    monkeypatch.setitem(sys.modules, "detector.ensemble", stand_in_head)
+
+
+@pytest.fixture(scope="module")
+def bundle(scene):
+    made = stand_in_head.bundle(fake_scorer.FINGERPRINT)
+    made.save(scene / "bundle")
+    return made
+
+
+@pytest.fixture
+def judged(scene, bundle, logs, scorer, out):
+    """A finished run that was judged by the bundle."""
+    if not (scene / "judged").exists():
+        run(logs, scene / "judged", settings(scorer, bundle=str(scene / "bundle")))
+    return shutil.copytree(scene / "judged", out)
+
+
+def test_a_bundle_judges_where_one_is_given_and_the_run_remembers_it(scene, judged, bundle, logs, scorer):
+    result = run(logs, judged, settings(scorer, bundle=str(scene / "bundle")))
+    assert result.n_units_measured == 0
+    assert result.threshold == jobs.audit.Threshold(
+        "ensemble", 0.6, f"bundle {bundle.digest}", None, 0.05, "Made-Up QA, English"
+    )
+    remembered = json.loads((judged / "run.json").read_text())
+    assert remembered["measured_by"]["bundle"] == bundle.digest
+    assert remembered["config"]["bundle"] == f"{scene / 'bundle'}#{bundle.digest}"
+    assert remembered["config"]["judge"]["deciding_method"] == "ensemble"
+    assert remembered["config"]["methods"][0] == "ensemble"
+    assert remembered["scorer"]["bundle"]["data"] == "Made-Up QA, English"
+    found = pq.read_table(judged / "findings/sentences", partitioning=None)
+    assert found["score"].to_pylist() == found["score_ensemble"].to_pylist()
+    assert set(found["threshold"].to_pylist()) == {0.6}
+    assert found["flagged"].to_pylist() == [score >= 0.6 for score in found["score"].to_pylist()]
+    assert "operating point" in (judged / "report/index.html").read_text()
+
+
+def test_a_run_is_judged_again_without_its_bundle(scene, judged, bundle, scorer, tmp_path, monkeypatch):
+    forbid(monkeypatch, jobs.bundles, "read_bundle")
+    from jobs.options import JudgeOptions, settings_of_run
+
+    config = settings_of_run(str(judged), JudgeOptions(set=["judge.target_fpr=0.02"]))
+    result = rejudge(str(judged), config)
+    assert (result.threshold.value, result.threshold.target_fpr) == (0.8, 0.02)
+    found = pq.read_table(judged / "findings/sentences", partitioning=None)
+    assert set(found["threshold"].to_pylist()) == {0.8}
+    with pytest.raises(ProfileError, match=r"0\.03 was not measured"):
+        rejudge(str(judged), settings_of_run(str(judged), JudgeOptions(set=["judge.target_fpr=0.03"])))
+
+
+def test_two_passes_are_enough_for_a_bundle(scene, bundle, logs, scorer, out):
+    result = run(logs, out, settings(scorer, bundle=str(scene / "bundle"), loo="off"))
+    assert result.threshold.method == "ensemble"
+    assert "gasp" not in json.loads((out / "run.json").read_text())["config"]["methods"]
+
+
+def test_another_bundle_does_not_go_on_with_a_run(scene, judged, logs, scorer, tmp_path):
+    stand_in_head.bundle(fake_scorer.FINGERPRINT, seed=5).save(tmp_path / "other")
+    for place in (str(tmp_path / "other"), "none"):
+        with pytest.raises(ConfigError, match=r"holds another run.*bundle"):
+            run(logs, judged, settings(scorer, bundle=place))
+
+
+def test_a_bundle_that_does_not_fit_is_refused_before_the_first_byte_is_read(
+    scene, bundle, logs, scorer, out, tmp_path, monkeypatch
+):
+    forbid(monkeypatch, jobs.listing, "freeze")
+    stand_in_head.bundle("another-one").save(tmp_path / "of-another")
+    cases = [
+        (str(tmp_path / "of-another"), {}, "fitted for the scorer tiny"),
+        (str(scene / "bundle"), {"profile": "chat"}, "prompt profile plain, here it is chat"),
+        (str(tmp_path / "nowhere"), {}, "cannot be read"),
+        (str(scene / "bundle"), {"judge": {"target_fpr": 0.03}}, "was not measured"),
+        (f"{scene / 'bundle'}#{'0' * 12}", {}, "000000000000 is asked for"),
+        ("s3://key:secret@bucket/b", {}, "credentials"),
+    ]
+    for place, more, message in cases:
+        with pytest.raises((ProfileError, ConfigError), match=message) as caught:
+            run(logs, out, settings(scorer, bundle=place, **more))
+        assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
+        assert not out.exists()
+
+
+def test_a_real_scorer_judges_by_a_bundle_in_the_workers(logs, tiny_scorer_dir, out, tmp_path, monkeypatch):
+    info = fingerprint(str(tiny_scorer_dir))
+    stand_in_head.bundle(info.fingerprint).save(tmp_path / "b")
+    config = settings(tiny_scorer_dir, workers={"count": 1, "device": "cpu"}, bundle=str(tmp_path / "b"))
+    result = audit([str(logs)], str(out), config, load=stand_in_head.load)
+    assert result.threshold.method == "ensemble"
+    measured = pq.read_table(out / "measurements/sentences", partitioning=None)
+    assert measured["ensemble"].null_count == 0 and len(set(measured["ensemble"].to_pylist())) > 10

@@ -33,19 +33,19 @@ def leadline(monkeypatch, capsys):
 @pytest.fixture
 def audited(monkeypatch):
     """Replace the job by one that notes its arguments; `.fails` makes it raise."""
-    noted = SimpleNamespace(fails=None, share=0.25)
+    noted = SimpleNamespace(fails=None, share=0.25, threshold=None)
 
     def audit(logs, out, config, *, profile=None, on_progress=None):
         noted.logs, noted.out, noted.config, noted.profile = logs, out, config, profile
         if noted.fails:
             raise noted.fails
-        return result(out, noted.share)
+        return result(out, noted.share, noted.threshold)
 
     monkeypatch.setattr(jobs.audit, "audit", audit)
     return noted
 
 
-def result(out, share):
+def result(out, share, threshold=None):
     totals = {f"n_{reason}": 0 for reason in REASONS} | {
         "n_read": 1210,
         "n_audited": 1200,
@@ -60,7 +60,8 @@ def result(out, share):
         "ci_low": 0.226,
         "ci_high": 0.275,
     }
-    return jobs.audit.AuditResult(out, "r1", totals, share, f"{out}/report/index.html", 3, 3)
+    rests_on = threshold or jobs.audit.Threshold("gasp", 1.5, "r1", 0.1, None, None)
+    return jobs.audit.AuditResult(out, "r1", totals, share, f"{out}/report/index.html", 3, 3, rests_on)
 
 
 def test_every_option_becomes_its_setting(leadline, audited):
@@ -68,7 +69,7 @@ def test_every_option_becomes_its_setting(leadline, audited):
         *("audit", "a.jsonl", "b.jsonl", "--out", "o", "--scorer", "tiny", "--prompt-profile", "gasp-v2"),
         *("--loo", "off", "--methods", "gap,jsd_none", "--methods", "length", "--limit", 7, "--workers", 2),
         *("--set", "judge.deciding_method=gap", "--store-text", "none", "--fail-over", 0.5),
-        *("--address", "10.0.0.1:6379", "--profile", "last-week.json"),
+        *("--address", "10.0.0.1:6379", "--profile", "last-week.json", "--bundle", "s3://b/head"),
     )
     assert ran.code == 0
     config = audited.config
@@ -77,6 +78,9 @@ def test_every_option_becomes_its_setting(leadline, audited):
     assert config.methods == ("gap", "jsd_none", "length")
     assert (config.read.limit, config.workers.count, config.workers.address) == (7, 2, "10.0.0.1:6379")
     assert (config.store_text, config.fail_over, config.judge.deciding_method) == ("none", 0.5, "gap")
+    assert config.bundle == "s3://b/head"
+    leadline("audit", "a", "--out", "o", "--target-fpr", 0.02)
+    assert audited.config.judge.target_fpr == 0.02
 
 
 def test_options_go_over_set_and_set_over_the_file(leadline, audited, tmp_path):
@@ -97,10 +101,21 @@ def test_the_verdict_says_what_was_read_what_is_flagged_and_what_the_threshold_i
     assert ran.out.splitlines() == [
         "1,210 rows read: 1,200 answers audited, 10 rejected (malformed_row 2, no_passages 8)",
         "300 of 1,200 answers flagged: 25.0% (95% interval 22.6% to 27.5%); 400 of 4,000 sentences",
-        "The threshold is a budget (the worst 10% of this run's sentences), not an error rate.",
+        "Judged by gasp; the threshold is a budget (the worst 10% of this run's sentences), "
+        "not an error rate.",
         "page    o/report/index.html",
         "tables  o/findings and o/summary",
     ]
+
+
+def test_the_verdict_of_a_bundle_names_its_false_alarm_rate_and_where_it_was_measured(leadline, audited):
+    audited.threshold = jobs.audit.Threshold("ensemble", 0.6, "bundle b0", None, 0.05, "Made-Up QA, English")
+    ran = leadline("audit", "a", "--out", "o")
+    assert ran.out.splitlines()[2] == (
+        "Judged by ensemble; the threshold is an operating point: 5% false alarms on its training data "
+        "(Made-Up QA, English), not measured on this traffic."
+    )
+    assert len(ran.out.splitlines()) == 5
 
 
 def test_nothing_audited_is_not_called_zero_percent_flagged(leadline, audited):
@@ -223,6 +238,34 @@ def test_judging_again_starts_from_the_settings_of_the_run(leadline, monkeypatch
     (config,) = seen
     assert (config.methods, config.judge.deciding_method) == (("gap",), "gap")
     assert (config.judge.flag_budget, config.judge.evidence_floor_nats) == (0.3, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("then", "words", "expected"),
+    [
+        ([], ["--target-fpr", "0.02"], (None, 0.02)),
+        (["judge.flag_budget=0.2"], ["--target-fpr", "0.02"], (None, 0.02)),
+        (["judge.target_fpr=0.02"], ["--set", "judge.flag_budget=0.2"], (0.2, None)),
+        (["judge.target_fpr=0.02"], ["--fail-over", "0.5"], (None, 0.02)),
+    ],
+)
+def test_a_threshold_said_when_judging_again_replaces_the_one_of_the_run(
+    leadline, monkeypatch, tmp_path, then, words, expected
+):
+    from jobs.commit import create_run
+    from jobs.config import load_config
+    from jobs.storage import Storage
+
+    config = load_config(None, then, {}).resolved("b0" * 6)
+    create_run(Storage(), str(tmp_path / "o"), ["logs"], config, {"fingerprint": "f"}, [], 0)
+    seen = []
+    monkeypatch.setattr(
+        jobs.audit, "rejudge", lambda out, config, profile: seen.append(config) or result(out, 0.1)
+    )
+    assert leadline("judge", tmp_path / "o", *words).code == 0
+    (found,) = seen
+    assert (found.judge.flag_budget, found.judge.target_fpr) == expected
+    assert (found.bundle, found.judge.deciding_method) == ("auto#" + "b0" * 6, "ensemble")
 
 
 def test_judging_where_no_run_is_says_so(leadline, tmp_path):

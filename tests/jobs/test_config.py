@@ -21,7 +21,13 @@ def test_flags_go_over_set_over_yaml_over_defaults(tmp_path):
         (["loo='off'", "loo.x=1"], "loo is a value, not a section"),
         (["methods=[gasp,oracle]"], "no method 'oracle'; known: gasp"),
         (["methods=[gap]"], "'gasp' is not among methods"),
-        (["loo='off'"], "off leaves out what gasp reads"),
+        (["loo='off'", "bundle=none"], "off leaves out what gasp reads"),
+        (["loo='off'", "methods=[ensemble,gasp]"], "off leaves out what gasp reads"),
+        (["bundle=none", "methods=[ensemble]"], "ensemble needs a bundle"),
+        (["bundle=none", "judge.deciding_method=ensemble"], "'ensemble' is not among methods"),
+        (["bundle=none", "judge.target_fpr=0.02"], "no false-alarm rate of gasp was measured"),
+        (["judge.target_fpr=0.02", "judge.flag_budget=0.1"], "give one of them"),
+        (["judge.target_fpr=1"], "setting judge.target_fpr"),
         (["judge=[1"], "not valid YAML"),
     ],
 )
@@ -46,3 +52,44 @@ def test_only_what_numbers_depend_on_identifies_a_measurement():
     threads = load_config(None, ["workers.cpus_per_worker=2"], {})
     assert same.measured_by() == plain
     assert len({fingerprint(tree.measured_by()) for tree in (Config(), other, threads)}) == 3
+
+
+FREE = ("gasp", "gap", "jsd_none", "perplexity", "length")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "digest", "methods", "deciding"),
+    [
+        ([], None, FREE, "gasp"),
+        ([], "0" * 12, ("ensemble", *FREE), "ensemble"),
+        (["loo='off'"], "0" * 12, ("ensemble", "gap", "jsd_none", "perplexity", "length"), "ensemble"),
+        (["methods=[gap,gasp]"], "0" * 12, ("gap", "gasp"), "gasp"),
+        (["methods=[gap,ensemble]"], "0" * 12, ("gap", "ensemble"), "ensemble"),
+        (["judge.deciding_method=gap"], "0" * 12, ("ensemble", *FREE), "gap"),
+        (["judge.deciding_method=gap"], None, FREE, "gap"),
+    ],
+)
+def test_a_bundle_decides_where_there_is_one_and_nothing_else_was_said(overrides, digest, methods, deciding):
+    found = load_config(None, overrides, {}).resolved(digest)
+    assert (found.methods, found.judge.deciding_method) == (methods, deciding)
+    assert found.resolved(digest) == found
+
+
+@pytest.mark.parametrize("overrides", [["loo='off'"], ["methods=[ensemble]"], ["judge.target_fpr=0.02"]])
+def test_what_only_a_bundle_could_do_is_refused_once_there_is_none(overrides):
+    config = load_config(None, overrides, {})
+    assert config.resolved("0" * 12)
+    with pytest.raises(ConfigError) as caught:
+        config.resolved(None)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_measurement_is_identified_by_the_content_of_its_bundle_and_not_by_its_place():
+    plain = Config().measured_by()
+    assert Config().resolved(None).measured_by() == Config(bundle="none").measured_by() == plain
+    here, there = (Config(bundle=place).resolved("ab12" * 3) for place in ("/a/b", "s3://bucket/b"))
+    assert here.bundle == "/a/b#ab12ab12ab12"
+    assert (here.bundle_place, here.bundle_digest) == ("/a/b", "ab12ab12ab12")
+    assert here.measured_by() == there.measured_by() == plain | {"bundle": "ab12ab12ab12"}
+    assert Config(bundle="/a/b").resolved("cd34" * 3).measured_by() != here.measured_by()
+    assert Config(bundle="/a/b").measured_by() != here.measured_by()

@@ -3,7 +3,14 @@ import pyarrow as pa
 import pytest
 
 from jobs.errors import JobError
-from jobs.findings import duplicate_rejects, explain, response_findings, response_rows, sentence_findings
+from jobs.findings import (
+    duplicate_rejects,
+    explain,
+    response_findings,
+    response_rows,
+    sentence_findings,
+    weigh,
+)
 from jobs.parts import read_part
 from jobs.storage import Storage
 from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS
@@ -138,3 +145,45 @@ def test_a_duplicate_says_where_the_first_one_is_and_keeps_its_own_place(tmp_pat
 )
 def test_the_explanation_is_one_plain_sentence_with_numbers(numbers, text):
     assert explain(*numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("flagged", "text"),
+    [
+        (
+            True,
+            "Ungrounded with probability 0.85, mostly by where it looks "
+            "(attention: +1.20 of log-odds against an average sentence).",
+        ),
+        (
+            False,
+            "Ungrounded with probability 0.85, mostly by how likely it finds the words "
+            "(likelihood: -2.00 of log-odds against an average sentence).",
+        ),
+    ],
+)
+def test_a_verdict_names_the_signals_that_speak_most_for_it(flagged, text):
+    assert weigh(0.85, {"states": 0.5, "attention": 1.2, "likelihood": -2.0}, flagged) == text
+
+
+def test_a_trained_head_that_decides_is_explained_before_the_passages(tmp_path):
+    verdicts = [{"ensemble": p, "ensemble_states": 2 * p - 1} for p in (0.9, 0.1)]
+    responses, sentences = measured(tmp_path, [answer("a", verdicts)])
+    scores = {"ensemble": np.array([0.9, 0.1]), "gap": np.array([0.0, 0.0])}
+    found = sentence_findings(responses, sentences, scores, "ensemble", threshold=0.5, floor_nats=0.05)
+    first, second = found.to_pylist()
+    assert (first["flagged"], second["flagged"]) == (True, False)
+    assert (first["score"], first["score_ensemble"]) == (0.9, 0.9)
+    assert first["ensemble_states"] == pytest.approx(0.8) and first["ensemble_attention"] == 0.0
+    assert first["explanation"].startswith(
+        "Ungrounded with probability 0.90, mostly by what the scorer holds"
+    )
+    assert "Removing every passage" in first["explanation"]
+    beside = sentence_findings(responses, sentences, scores, "gap", threshold=0.5, floor_nats=0.05)
+    assert beside["explanation"].to_pylist()[0].startswith("Removing every passage")
+    assert beside["ensemble_states"].to_pylist() == found["ensemble_states"].to_pylist()
+
+
+def test_without_a_trained_head_there_is_no_column_for_it(tmp_path):
+    found = find(*measured(tmp_path, [answer("a", [{}])]), [0.0])
+    assert not [name for name in found.column_names if "ensemble" in name]

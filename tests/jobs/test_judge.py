@@ -1,3 +1,4 @@
+import hashlib
 import json
 from dataclasses import replace
 from itertools import chain
@@ -11,13 +12,25 @@ from detector.errors import ProfileError
 from detector.methods import METHODS
 from jobs.config import Config
 from jobs.errors import ConfigError, JobError
-from jobs.judge import judge, load_reference
+from jobs.judge import judge
+from jobs.parts import encode
 from jobs.storage import Storage, join
 from jobs.summary import recount
-from jobs.tables import FINDINGS_RESPONSES, SUMMARY, findings_sentences
-from tests.jobs.measured import RUN, answer, config, put_unit, random_answers
+from jobs.tables import FINDINGS_RESPONSES, SUMMARY, VERDICT, findings_sentences
+from jobs.threshold import load_reference
+from tests.jobs.measured import (
+    BUNDLE,
+    JUDGED_RUN,
+    RUN,
+    answer,
+    config,
+    put_unit,
+    random_answers,
+    verdicts,
+)
 
 STORAGE = Storage()
+FREE = tuple(name for name in METHODS if not METHODS[name].trained)
 
 
 @pytest.fixture
@@ -61,7 +74,7 @@ class TestFindings:
         rows = by_sentence(read(out, "findings/sentences"))
         names = [(a["ids"]["response_id"], i) for a in answers for i in range(len(a["sentences"]))]
         assert [(row["response_id"], row["sentence_index"]) for row in rows] == sorted(names)
-        for method in METHODS:
+        for method in FREE:
             expected = dict(zip(names, reference_scores(answers, method), strict=True))
             got = {(row["response_id"], row["sentence_index"]): row[f"score_{method}"] for row in rows}
             assert got == pytest.approx(expected, rel=1e-9, abs=1e-9)
@@ -74,7 +87,7 @@ class TestFindings:
     def test_tables_have_the_agreed_schemas_and_are_partitioned_by_date(self, out, tmp_path):
         judge(out, STORAGE, config(), RUN, [put_unit(STORAGE, out, "u1", random_answers(9))])
         for kind, schema in (
-            ("findings/sentences", findings_sentences(tuple(METHODS))),
+            ("findings/sentences", findings_sentences(FREE)),
             ("findings/responses", FINDINGS_RESPONSES),
             ("summary", SUMMARY),
         ):
@@ -310,6 +323,101 @@ class TestReference:
             0.25,
         )
         assert "budget and not an error rate" in tree["note"]
+
+
+class TestBundle:
+    def judged(self, out, settings=None, reference=None, run=JUDGED_RUN, seed=0):
+        units = [put_unit(STORAGE, out, "u1", verdicts(40, seed))]
+        return judge(out, STORAGE, settings or config(), run, units, reference)
+
+    def test_the_probability_is_the_score_and_the_operating_point_the_threshold(self, out):
+        applied = self.judged(out).reference
+        rows = by_sentence(read(out, "findings/sentences"))
+        names = [(a["ids"]["response_id"], i) for a in verdicts(40) for i in range(len(a["sentences"]))]
+        said = [float(s["ensemble"]) for a in verdicts(40) for s in a["sentences"]]
+        assert {(r["response_id"], r["sentence_index"]): r["score"] for r in rows} == dict(
+            zip(names, said, strict=True)
+        )
+        assert all(row["score"] == row["score_ensemble"] for row in rows)
+        assert [row["flagged"] for row in rows] == [row["score"] >= 0.6 for row in rows]
+        assert {row["threshold"] for row in rows} == {0.6}
+        assert (applied.deciding_method, applied.threshold, applied.target_fpr) == ("ensemble", 0.6, 0.05)
+        assert (applied.threshold_from, applied.flag_budget) == (f"bundle {BUNDLE['digest']}", None)
+
+    def test_the_profile_file_says_that_it_is_an_operating_point(self, out):
+        applied = self.judged(out).reference
+        tree = json.loads(STORAGE.read(join(out, "profile.json")))
+        assert "not an error rate" not in tree["note"] and "had not seen them" in tree["note"]
+        assert (tree["bundle"], tree["target_fpr"]) == (BUNDLE["digest"], 0.05)
+        assert load_reference(join(out, "profile.json"), STORAGE) == applied
+
+    def test_the_other_methods_are_judged_as_ever(self, out, tmp_path):
+        self.judged(out)
+        without = str(tmp_path / "without")
+        judge(without, STORAGE, config(), RUN, [put_unit(STORAGE, without, "u1", random_answers(40))])
+        theirs = by_sentence(read(without, "findings/sentences"))
+        for ours, other in zip(by_sentence(read(out, "findings/sentences")), theirs, strict=True):
+            assert [ours[f"score_{name}"] for name in FREE] == [other[f"score_{name}"] for name in FREE]
+
+    def test_another_operating_point_needs_neither_model_nor_bundle(self, out):
+        for rate, threshold in BUNDLE["operating_points"]:
+            applied = self.judged(out, config(target_fpr=rate)).reference
+            assert (applied.target_fpr, applied.threshold) == (rate, threshold)
+            rows = read(out, "findings/sentences")
+            assert [row["flagged"] for row in rows] == [row["score"] >= threshold for row in rows]
+        with pytest.raises(ProfileError, match=r"0\.03 was not measured.*measured: 0\.01, 0\.02"):
+            self.judged(out, config(target_fpr=0.03))
+
+    def test_a_budget_that_was_asked_for_ranks_the_probabilities_of_the_run(self, out):
+        applied = self.judged(out, config(flag_budget=0.25)).reference
+        rows = read(out, "findings/sentences")
+        assert sum(row["flagged"] for row in rows) == int(0.25 * len(rows))
+        assert (applied.target_fpr, applied.threshold_from) == (None, "run-1")
+        assert "budget and not an error rate" in json.loads(STORAGE.read(join(out, "profile.json")))["note"]
+
+    def test_another_method_decides_with_a_budget_where_it_is_named(self, out):
+        applied = self.judged(out, config(deciding_method="gap")).reference
+        assert (applied.flag_budget, applied.target_fpr, applied.bundle) == (0.1, None, None)
+        rows = read(out, "findings/sentences")
+        assert [row["score"] for row in rows] == [row["score_gap"] for row in rows]
+        with pytest.raises(ConfigError, match="no false-alarm rate of gap"):
+            self.judged(out, config(deciding_method="gap", target_fpr=0.05))
+
+    def test_the_profile_of_one_night_judges_the_next_and_not_one_of_another_bundle(self, tmp_path):
+        first = self.judged(str(tmp_path / "a"), config(target_fpr=0.02)).reference
+        second = self.judged(str(tmp_path / "b"), None, first, replace(JUDGED_RUN, run_id="run-2"), 1)
+        assert second.reference == first
+        for bundle in ({"bundle": BUNDLE | {"digest": "c" * 12}}, {}):
+            other = replace(JUDGED_RUN, scorer={"name": "tiny", "fingerprint": "f00"} | bundle)
+            settings = config() if bundle else config(deciding_method="gasp")
+            with pytest.raises(ProfileError, match="its bundle is b0b0b0b0b0b0"):
+                self.judged(str(tmp_path / "c"), settings, first, other)
+
+    def test_a_run_without_a_bundle_has_nothing_to_judge_by(self, out):
+        units = [put_unit(STORAGE, out, "u1", random_answers(4))]
+        with pytest.raises(ConfigError, match="ensemble needs a bundle"):
+            judge(out, STORAGE, Config(methods=("ensemble",)), RUN, units)
+
+    @pytest.mark.parametrize("value", [None, float("nan"), 1.5, -0.1])
+    def test_a_sentence_without_a_probability_stops_the_judgement(self, out, value):
+        unit = put_unit(STORAGE, out, "u1", [answer("a", [{"ensemble": 0.5}, {"ensemble": value}])])
+        with pytest.raises(JobError, match="without a probability"):
+            judge(out, STORAGE, config(), JUDGED_RUN, [unit])
+
+    def test_a_run_from_before_there_were_bundles_is_judged_again(self, out):
+        unit = put_unit(STORAGE, out, "u1", random_answers(9))
+        for part in unit["parts"]:
+            url = join(out, part["url_suffix"])
+            table = pq.ParquetFile(url).read()
+            old = table.drop_columns([name for name in VERDICT if name in table.column_names])
+            STORAGE.write(url, encode(old))
+            part["sha256"] = hashlib.sha256(STORAGE.read(url)).hexdigest()
+        assert judge(out, STORAGE, config(), RUN, [unit]).counts["n_audited"] == 9
+
+    def test_a_run_without_sentences_keeps_the_operating_point(self, out):
+        unit = put_unit(STORAGE, out, "u1", [answer("a", [])])
+        result = judge(out, STORAGE, config(), JUDGED_RUN, [unit])
+        assert (result.reference.threshold, result.counts["n_flagged_responses"]) == (0.6, 0)
 
 
 class TestConservation:

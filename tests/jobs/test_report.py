@@ -124,6 +124,53 @@ def test_more_slices_than_fit_are_counted(tmp_path: Path) -> None:
     assert "10 more rows with less excess are in the summary table" in read_page(tmp_path, answers).words
 
 
+# --- judged by a bundle
+
+
+def test_operating_point_is_said_to_be_measured_on_other_data(tmp_path: Path) -> None:
+    page = read_page(tmp_path, [flat(0.9, "r1"), flat(0.2, "r2")], threshold=0.6, bundle=True)
+    words = page.words.replace("\xa0", " ")
+    assert page.inside["h1"] == ["1 of 2 sentences in 1 of 2 answers is judged to rest on nothing"]
+    assert "The method that judged is ensemble." in words
+    assert (
+        "trained on (Made-Up QA, English) it flags 5 % of the sentences that people found supported" in words
+    )
+    assert "was not measured on this traffic" in words
+    assert "budget" not in words
+    for fact in ("b0b1b2b3b4b5, trained on Made-Up QA, English", "0.6000, operating point of bundle"):
+        assert fact in words
+    assert "It learned <b>nothing</b>." in words
+    assert "leadline judge" in words and "--target-fpr 0.02" in words
+
+
+def test_each_sentence_says_which_signals_its_verdict_rests_on(tmp_path: Path) -> None:
+    said = [Said("Invented.", 0.9), Said("Supported.", 0.1)]
+    page = read_page(tmp_path, [Answer(said)], threshold=0.6, bundle=True)
+    assert "mostly by" in page.inside["th"]
+    assert "states +1.40" in page.inside[f"#{anchor('r-1')}-1"][0]  # what adds most to a flag
+    assert "likelihood −0.30" in page.inside[f"#{anchor('r-1')}-2"][0]  # what speaks most against one
+    assert "what the scorer holds inside while it reads (states)" in page.words
+
+
+def test_label_free_page_names_its_method_and_has_no_column_for_reasons(tmp_path: Path) -> None:
+    page = read_page(tmp_path, [flat(3.0, "r1")])
+    assert "The method that judged is gasp." in page.words
+    assert "mostly by" not in page.words and "operating point" not in page.words
+
+
+def test_command_of_a_run_with_defaults_sets_nothing(tmp_path: Path) -> None:
+    config = write_fake_run(str(tmp_path), [], threshold=0.6, bundle=True)
+    command = shlex.split(collect(str(tmp_path), Storage(), config).provenance.audit_command)
+    assert command == ["leadline", "audit", "/logs/2026-11-29", "--out", "NEW_OUT"]
+
+
+def test_command_of_a_run_names_the_bundle_and_the_method_that_were_asked_for(tmp_path: Path) -> None:
+    settings = {"bundle": "s3://b/head", "judge": {"deciding_method": "gap"}}
+    config = write_fake_run(str(tmp_path), [], threshold=0.6, bundle=True, settings=settings)
+    command = shlex.split(collect(str(tmp_path), Storage(), config).provenance.audit_command)
+    assert 'bundle="s3://b/head#b0b1b2b3b4b5"' in command and 'judge.deciding_method="gap"' in command
+
+
 # --- cards
 
 

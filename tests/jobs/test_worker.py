@@ -1,6 +1,7 @@
 """One unit in a worker: what becomes a row, what becomes a reject, and in which order it is written."""
 
-from dataclasses import asdict, replace
+import sys
+from dataclasses import asdict, astuple, replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,14 +9,16 @@ import pytest
 import torch
 
 from detector.errors import RecordRejected, RejectReason
+from detector.identity import fingerprint
+from jobs.bundles import remember
 from jobs.commit import create_run, read_markers
 from jobs.config import Config
 from jobs.errors import JobError
 from jobs.listing import cut, freeze
 from jobs.storage import Storage
-from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS
+from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS, VERDICT
 from jobs.worker import DeviceLost, Worker, WorkerProcess, load_scorer
-from tests import fake_scorer
+from tests import fake_scorer, stand_in_head
 from tests.fake_scorer import FakeScorer
 from tests.runs import record, row, write_rows
 
@@ -202,6 +205,56 @@ def test_a_process_that_lost_its_device_ends_at_once(tmp_path, monkeypatch):
     assert process.ready() == "float32"
     with pytest.raises(SystemExit):
         process.audit_unit(bench.unit.to_json(), 1)
+
+
+def bundled(tmp_path, bundle, scorer_bundle):
+    """A run that began with one bundle, in a worker that has another."""
+    bench = Bench(tmp_path, [row(0), row(1, answer="One.")])
+    run = replace(bench.run, scorer=bench.run.scorer | remember(bundle))
+    scorer = FakeScorer(bundle=scorer_bundle)
+    bench.worker = Worker(bench.out, bench.config, run, lambda _: scorer)
+    return bench, scorer
+
+
+def test_verdicts_become_columns_of_sentences_and_the_rules_of_answers(tmp_path):
+    bundle = stand_in_head.bundle(fake_scorer.FINGERPRINT)
+    bench, scorer = bundled(tmp_path, bundle, bundle)
+    marker = bench.audit()
+    measured = [scorer.measure(record(one)) for one in (row(0), row(1, answer="One."))]
+    sentences = [sentence for one in measured for sentence in one.sentences]
+    for got, want in zip(bench.rows(marker, "sentences"), sentences, strict=True):
+        assert [got[name] for name in VERDICT] == pytest.approx(astuple(want.verdict), rel=1e-6)
+    found = [got["ensemble"] for got in bench.rows(marker, "responses")]
+    assert found == pytest.approx([one.ensemble for one in measured], rel=1e-6)
+
+
+def test_without_a_bundle_the_columns_of_verdicts_are_empty(tmp_path):
+    bench = Bench(tmp_path, [row(0)])
+    marker = bench.audit()
+    assert [r["ensemble"] for r in bench.rows(marker, "responses")] == [None]
+    assert {got[name] for got in bench.rows(marker, "sentences") for name in VERDICT} == {None}
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_another_bundle_than_the_runs_is_refused(tmp_path, has):
+    bundle = stand_in_head.bundle(fake_scorer.FINGERPRINT)
+    other = stand_in_head.bundle(fake_scorer.FINGERPRINT, seed=1)
+    with pytest.raises(JobError, match=rf"bundle auto: here it is .*, when the run began .*{bundle.digest}"):
+        bundled(tmp_path, bundle, other if has else None)
+
+
+def test_the_real_scorer_takes_the_bundle_that_the_settings_name(tiny_scorer_dir, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "detector.ensemble", stand_in_head)
+    bundle = stand_in_head.bundle(fingerprint(str(tiny_scorer_dir)).fingerprint)
+    bundle.save(tmp_path / "b")
+    before = torch.get_num_threads()
+    try:
+        for place, wanted in ((str(tmp_path / "b"), bundle.digest), ("auto", None), ("none", None)):
+            config = Config.model_validate({"scorer": {"name": str(tiny_scorer_dir)}, "bundle": place})
+            loaded = load_scorer(config.resolved(wanted))
+            assert (loaded.bundle and loaded.bundle.digest) == wanted
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_store_text_none_keeps_no_text_of_the_log(tmp_path):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +18,13 @@ from jobs.tables import FEATURES, FINDINGS_RESPONSES, MEASURED_RESPONSES, REJECT
 RUN_ID = "3f9a1c77b2e0"
 DATE = "2026-11-29"
 LOG = "/logs/2026-11-29/support.jsonl"
+BUNDLE = {
+    "digest": "b0b1b2b3b4b5",
+    "method": "ensemble",
+    "data": "Made-Up QA, English",
+    "limits": "It learned <b>nothing</b>.",
+    "operating_points": [[0.02, 0.8], [0.05, 0.6]],
+}
 METHODS = ("gasp", "gap", "jsd_none", "perplexity", "length")
 
 
@@ -71,8 +78,10 @@ def write_fake_run(
     settings: dict[str, Any] | None = None,
     files: Sequence[dict[str, Any]] | None = None,
     per_part: int = 7,
+    bundle: bool = False,
 ) -> Config:
-    """Write OUT and return its settings; answers go into parts of `per_part`."""
+    """Write OUT and return its settings; answers go into parts of `per_part`, a `bundle` decided or not."""
+    methods = ("ensemble", *METHODS) if bundle else METHODS
     storage = Storage()
     config = Config.model_validate(settings or {})
     tally = Tally()
@@ -80,7 +89,9 @@ def write_fake_run(
         for date in sorted({answer.date for answer in answers}):
             chunk = [answer for answer in answers[start : start + per_part] if answer.date == date]
             if chunk:
-                _write_unit(storage, out, date, f"{unit:06d}", chunk, threshold or 0.0, store_text, tally)
+                _write_unit(
+                    storage, out, date, f"{unit:06d}", chunk, threshold or 0.0, store_text, tally, methods
+                )
     if rejects:
         rows = [
             _ids(reject, DATE)
@@ -99,6 +110,16 @@ def write_fake_run(
     reference = Reference(
         RUN_ID, *scorer, n, len(answers), scales, scales, "gasp", threshold, threshold_from, 0.1
     )
+    if bundle:
+        reference = replace(
+            reference,
+            deciding_method="ensemble",
+            threshold_from=f"bundle {BUNDLE['digest']}",
+            flag_budget=None,
+            target_fpr=0.05,
+            bundle=BUNDLE["digest"],
+        )
+        config = config.resolved(BUNDLE["digest"])
     storage.write(join(out, "profile.json"), reference.to_json().encode())
     run = Run(
         run_id=RUN_ID,
@@ -115,7 +136,8 @@ def write_fake_run(
             "fingerprint": "5a1f00c2d9e4",
             "window_tokens": 8192,
             "dtype": "float32",
-        },
+        }
+        | ({"bundle": BUNDLE} if bundle else {}),
         versions={"python": "3.11.9", "torch": "2.13.0", "transformers": "5.23.0", "ray": "2.60.0"},
     )
     storage.write(join(out, "run.json"), json.dumps(asdict(run)).encode())
@@ -131,6 +153,7 @@ def _write_unit(
     threshold: float,
     store_text: bool,
     tally: Tally,
+    methods: tuple[str, ...],
 ) -> None:
     responses, sentences, measured = [], [], []
     for index, answer in enumerate(answers):
@@ -161,7 +184,10 @@ def _write_unit(
                 "annotator_kind": "CODE",
             }
             spread = {"gasp": 1.0, "gap": 0.41, "jsd_none": 0.33, "perplexity": 0.2, "length": -0.1}
-            sentences.append(row | {f"score_{name}": said.score * spread[name] for name in METHODS})
+            row |= {f"score_{name}": said.score * spread.get(name, 1.0) for name in methods}
+            if "ensemble" in methods:
+                row |= {"ensemble_states": 1.4, "ensemble_attention": said.score, "ensemble_likelihood": -0.3}
+            sentences.append(row)
             position += len(said.text) + len(said.after)
         counted = {
             "n_sentences": len(scores),
@@ -198,7 +224,7 @@ def _write_unit(
         )
     tables = {
         "findings/responses": pa.Table.from_pylist(responses, schema=FINDINGS_RESPONSES),
-        "findings/sentences": pa.Table.from_pylist(sentences, schema=findings_sentences(METHODS)),
+        "findings/sentences": pa.Table.from_pylist(sentences, schema=findings_sentences(methods)),
         "measurements/responses": pa.Table.from_pylist(measured, schema=MEASURED_RESPONSES),
     }
     for kind, table in tables.items():

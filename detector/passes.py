@@ -1,0 +1,192 @@
+"""Passes: the answers of one walk in, their Traces out.
+
+What a walk over the conditions leaves behind (last states, probes) is reduced over the vocabulary and put
+together, segments of a long answer joined.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from detector.errors import DetectorError, RecordRejected, RejectReason
+from detector.forward import last_rows
+from detector.lumina import mmd
+from detector.prefix_tree import Ids
+from detector.probe import Keep, Probe
+from detector.prompts import Reading, Window
+from detector.trace import Trace
+from detector.vocabulary import Head, Reduction, reduce_vocabulary
+from detector.windows import Layout, Segment
+
+
+class Passes:
+    """The forward passes of one model."""
+
+    def __init__(self, model: Any, head: Head, dtype: str, jsd_epsilon: float) -> None:
+        self._body = model.base_model
+        self._embeddings: Tensor = model.get_input_embeddings().weight.detach()
+        self._head = head
+        self._dtype = dtype
+        self._epsilon = jsd_epsilon
+
+    def trace(self, reading: Reading, window: Window, keep: Keep, foil: Ids | None = None) -> Trace:
+        """One window of one record. `foil`: the prompt with foreign passages, for Keep(foil=True)."""
+        if keep.foil and foil is None:
+            raise DetectorError(
+                "lumina reads the answer with foreign passages, and none were given: foil=..."
+            )
+        read = [
+            self._run([_Pass.of(reading, window, segment, keep, foil)], keep)[0]
+            for segment in reading.segments
+        ]
+        return self._joined_trace(reading, window, read, keep)
+
+    def together(self, readings: Sequence[Reading], keep: Keep) -> list[Trace]:
+        """Several answers of one window and one segment each, in one walk."""
+        passes = [_Pass.of(reading, reading.windows[0], reading.segments[0], keep) for reading in readings]
+        return [
+            self._joined_trace(reading, reading.windows[0], [one], keep)
+            for reading, one in zip(readings, self._run(passes, keep), strict=True)
+        ]
+
+    def _run(self, passes: Sequence["_Pass"], keep: Keep) -> list["_Read"]:
+        """One walk over the conditions of all passes."""
+        sequences = [sequence for one in passes for sequence in one.sequences]
+        n_rows = [len(one.scored) + keep.own_rows for one in passes for _ in one.sequences]
+        firsts = np.cumsum([0, *(len(one.sequences) for one in passes)]).tolist()
+        probes = [
+            Probe(self._body, keep, one.layout, one.positions, first)
+            for one, first in zip(passes, firsts, strict=False)
+            if keep.own_rows
+        ]
+        hidden, n_tokens = last_rows(self._body, sequences, n_rows, probes)
+        read = []
+        for index, (one, first) in enumerate(zip(passes, firsts, strict=False)):
+            rows = torch.stack(hidden[first : first + len(one.sequences)])[:, : len(one.scored)]
+            targets = torch.tensor(one.scored, device=rows.device)
+            with torch.inference_mode():
+                kept = rows[: len(rows) - one.foil]
+                part = reduce_vocabulary(kept, targets, self._head, epsilon=self._epsilon)
+                moved = mmd(rows[0], rows[-1], self._head, self._embeddings) if one.foil else None
+            # What several answers share is counted once, for the first of them.
+            read.append(_Read(part, probes[index] if probes else None, moved, 0 if index else n_tokens))
+        return read
+
+    def _joined_trace(self, reading: Reading, window: Window, read: Sequence["_Read"], keep: Keep) -> Trace:
+        parts = [one.vocabulary for one in read]
+        probes = [one.probe for one in read if one.probe is not None]
+        logprob = _joined([part.logprob for part in parts])
+        entropy = _joined([part.entropy for part in parts])
+        jsd = _joined([part.jsd for part in parts])
+        if not (np.isfinite(logprob).all() and np.isfinite(jsd).all()):
+            raise RecordRejected(
+                RejectReason.SCORING_FAILED, f"the scorer gave non-finite numbers in {self._dtype}"
+            )
+        more: dict[str, Any] = _probed(probes, keep)
+        if keep.extremes:
+            more |= {
+                "top_logprob": _joined([part.top for part in parts])[:2],
+                "bottom_logprob": _joined([part.bottom for part in parts])[:2],
+                "rank": _joined([part.rank for part in parts])[:2],
+            }
+        if keep.foil:
+            more["mmd_foil"] = _joined([one.mmd for one in read if one.mmd is not None])
+        return Trace(
+            token_ids=np.asarray(reading.answer_ids, dtype=np.int64),
+            offsets=np.asarray(reading.offsets, dtype=np.int32).reshape(-1, 2),
+            pieces=tuple(reading.pieces[i] for i in window.piece_indices),
+            logprob=logprob[0],
+            entropy=entropy[0],
+            logprob_no_context=logprob[1],
+            entropy_no_context=entropy[1],
+            jsd_no_context=jsd[0],
+            logprob_without=logprob[2:] if keep.leave_one_out else None,
+            jsd_without=jsd[1:] if keep.leave_one_out else None,
+            n_context_tokens=window.layout.passages[1] - window.layout.passages[0],
+            n_prompt_tokens=len(window.full),
+            n_computed_tokens=sum(one.n_tokens for one in read),
+            n_header_tokens=len(window.full) - window.layout.header,
+            truncated=reading.truncated,
+            **more,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One segment of an answer after each prompt of one window."""
+
+    sequences: tuple[Ids, ...]
+    scored: Ids
+    layout: Layout
+    positions: tuple[int, int]
+    """Where the scored tokens stand in the full condition, start:stop."""
+    foil: bool
+    """Whether the last sequence holds foreign passages."""
+
+    @classmethod
+    def of(
+        cls, reading: Reading, window: Window, segment: Segment, keep: Keep, foil: Ids | None = None
+    ) -> "_Pass":
+        prompts = [window.full, window.none, *(window.without if keep.leave_one_out else ())]
+        if foil is not None:
+            prompts.append(foil)
+        scored = reading.answer_ids[segment.start : segment.stop]
+        # The last answer token predicts nothing that is scored: it is computed for its own row alone.
+        tail = reading.answer_ids[segment.tail : segment.stop - (not keep.own_rows)]
+        first = len(window.full) + segment.start - segment.tail
+        return cls(
+            tuple(prompt + tail for prompt in prompts),
+            scored,
+            window.layout,
+            (first, first + len(scored)),
+            foil is not None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What one pass left behind."""
+
+    vocabulary: Reduction
+    probe: Probe | None
+    mmd: Tensor | None
+    n_tokens: int
+
+
+def _joined(parts: list[Tensor]) -> np.ndarray[Any, np.dtype[Any]]:
+    # float64 models (reference runs) keep their precision.
+    return np.asarray(torch.cat(parts, dim=-1).cpu().numpy())
+
+
+def _probed(probes: list[Probe], keep: Keep) -> dict[str, Any]:
+    """The Trace fields that probes kept, the segments of an answer joined.
+
+    Each segment has one row more than tokens: where it ends and another begins, the next one's first row
+    (which predicts the same token) stands for both.
+    """
+    found: dict[str, Any] = {}
+    last = len(probes) - 1
+
+    def rows(parts: list[Tensor], axis: int) -> np.ndarray[Any, np.dtype[Any]]:
+        cut = [p if i == last else p.narrow(axis, 0, p.shape[axis] - 1) for i, p in enumerate(parts)]
+        return _array(torch.cat(cut, dim=axis))
+
+    if keep.attention:
+        passages, answer = zip(*(probe.attention() for probe in probes), strict=True)
+        found |= {"attention_passages": rows(list(passages), 2), "attention_answer": rows(list(answer), 2)}
+    if keep.layers:
+        states = [probe.states() for probe in probes]
+        found |= {"layers": keep.layers, "states": rows(states, 2)}
+        if keep.carried:
+            carried = [p.carried(s) for p, s in zip(probes, states, strict=True)]
+            found["carried"] = _array(torch.cat(carried, dim=1))
+    return found
+
+
+def _array(tensor: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
+    """float32, from whatever a model computes in; a float64 model (reference runs) keeps its precision."""
+    return np.asarray((tensor if tensor.dtype == torch.float64 else tensor.float()).cpu().numpy())
