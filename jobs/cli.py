@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jobs.console import guard, print_verdict, watch
-from jobs.options import AuditOptions, JudgeOptions, Options, ReadOptions, settings, settings_of_run
+from jobs.options import (
+    AuditOptions,
+    JudgeOptions,
+    LabelledOptions,
+    Options,
+    ReadOptions,
+    settings,
+    settings_of_run,
+)
 
 if TYPE_CHECKING:
     from jobs.config import Config
@@ -36,6 +44,10 @@ class OutputFormat(StrEnum):
 
 
 Logs = Annotated[list[str], typer.Argument(metavar="LOGS...", help="Files, folders or s3:// prefixes.")]
+Labels = Annotated[
+    list[str], typer.Argument(metavar="LABELLED...", help="Labelled answers: log rows with `spans`.")
+]
+BundleOut = Annotated[str, typer.Option("--out", metavar="BUNDLE", help="Folder or s3:// prefix for it.")]
 Out = Annotated[str, typer.Option(metavar="OUT", help="Folder or s3:// prefix to write the run to.")]
 Run = Annotated[str, typer.Argument(metavar="OUT", help="Folder or s3:// prefix that holds a run.")]
 Format = Annotated[OutputFormat, typer.Option(help="How to print it.")]
@@ -170,6 +182,55 @@ def submit(
     except KeyboardInterrupt:
         print(f"\nleadline: {job_id} goes on without this terminal", file=sys.stderr)
         return 130
+
+
+@command
+def fit(
+    labelled: Labels,
+    out: BundleOut,
+    options: LabelledOptions,
+    describe: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The training data in words, for card and page.")
+    ] = None,
+) -> int:
+    """Train heads on LABELLED answers and write a bundle that `leadline audit --bundle` judges with."""
+    from jobs.training import train
+
+    train(labelled, out, settings(options), options, describe, _say)
+    return 0
+
+
+@command
+def evaluate(
+    labelled: Labels,
+    options: LabelledOptions,
+    out: Annotated[
+        str | None, typer.Option(metavar="OUT", help="Folder or s3:// prefix for JSON, Parquet, markdown.")
+    ] = None,
+    against: Annotated[
+        str, typer.Option(metavar="NAME", help="The method that differences are taken to.")
+    ] = "overlap",
+    leave_out: Annotated[
+        str | None,
+        typer.Option(metavar="WHAT", help="generator: also by heads that saw none of its answers."),
+    ] = None,
+    features: Annotated[
+        bool, typer.Option("--features", help="LABELLED is a folder of the GASP author's feature files.")
+    ] = False,
+) -> int:
+    """Compare methods on LABELLED answers: AUROC, AP, F1, IoU with intervals, folds by source."""
+    from jobs.training import compare, compare_published
+
+    config = settings(options)
+    if features:
+        print(compare_published(labelled, out, config))
+    else:
+        print(compare(labelled, out, config, options, against, leave_out, _say))
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 @app.callback(invoke_without_command=True)

@@ -78,7 +78,8 @@ class Config(_Section):
     """Everything a run depends on, beside its logs."""
 
     scorer: ScorerConfig = ScorerConfig()
-    profile: Literal["plain", "chat", "gasp-v1", "gasp-v2"] = "plain"  # how a record becomes a prompt
+    # How a record becomes a prompt.
+    profile: Literal["plain", "chat", "refind", "gasp-v1", "gasp-v2"] = "plain"
     loo: Literal["exact", "off"] = "exact"
     # The trained head that judges: auto is the one that ships for this scorer and profile, if there is one;
     # none; or a folder or URL. PLACE#DIGEST pins its content, and is what a run remembers.

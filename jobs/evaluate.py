@@ -81,7 +81,7 @@ def hold_out(
     own: list[float | None] = [None] * n
     for fold in np.unique(part).tolist():
         rows = np.flatnonzero((part != fold) & usable)
-        score = _scorer(name, [examples[i] for i in rows], n_layers, seed)
+        score = scorer_of(name, [examples[i] for i in rows], n_layers, seed)
         for i in np.flatnonzero(part == fold).tolist():
             tokens[i], sentences[i], own[i] = score(examples[i])
     labels = np.array([e.label for e in examples])
@@ -111,7 +111,7 @@ def hold_out(
 Score = Callable[[Labelled], tuple[F64, F64, float | None]]
 
 
-def _scorer(name: str, examples: Sequence[Labelled], n_layers: int, seed: int) -> Score:
+def scorer_of(name: str, examples: Sequence[Labelled], n_layers: int, seed: int) -> Score:
     """A function of one example: token scores, sentence scores, and the response's where the head has one."""
     if name in TRAINED:
         head: Head = TRAINED[name].fit(examples, n_layers, seed)
@@ -138,7 +138,7 @@ def tables(
     answers: Sequence[str],
     gold: Sequence[Sequence[tuple[int, int]]],
     held: Mapping[str, Held],
-    against: str,
+    against: str | None,
     *,
     by: Sequence[str] = ("task", "generator"),
     n_resamples: int | None = None,
@@ -165,7 +165,7 @@ def _group(
     answers: Sequence[str],
     gold: Sequence[Sequence[tuple[int, int]]],
     held: Mapping[str, Held],
-    against: str,
+    against: str | None,
     chosen: NDArray[np.intp],
     dimension: Mapping[str, str],
     n_resamples: int | None,
@@ -221,7 +221,7 @@ def _rows(
     labels: NDArray[np.bool_],
     scores: Mapping[str, NDArray[Any]],
     clusters: NDArray[Any],
-    against: str,
+    against: str | None,
     draws: int,
     dimension: Mapping[str, str],
 ) -> list[Row]:

@@ -80,13 +80,15 @@ def measure_labelled(
     store: TraceStore,
     keep: Keep,
     on_progress: Callable[[int, int], None] | None = None,
-) -> list[Labelled]:
+) -> tuple[list[Labelled], list[LabelledRecord]]:
     """Measure what `store` does not hold yet, and label tokens and sentences.
 
     The answers of a group share what their prompts share. A record that cannot be read is left out (an audit
-    would list it as a reject). A record in several windows is learned from in its first.
+    would list it as a reject). A record in several windows is learned from in its first. The second list
+    holds the record behind each example.
     """
-    examples = []
+    examples: list[Labelled] = []
+    answers: list[LabelledRecord] = []
     groups = list(groups)
     for n_done, group in enumerate(groups):
         if on_progress is not None:
@@ -102,7 +104,8 @@ def measure_labelled(
                 traces[keys[i]] = measured
         for key, answer in zip(keys, readable, strict=True):
             examples.append(label(answer, traces[key][0], scorer))  # type: ignore[index]
-    return examples
+            answers.append(answer)
+    return examples, answers
 
 
 def label(answer: LabelledRecord, trace: Any, scorer: Any) -> Labelled:

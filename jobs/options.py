@@ -70,7 +70,7 @@ class AuditOptions(JudgeOptions, ReadOptions):
     ] = None
     prompt_profile: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="How a record becomes a prompt: plain, chat, gasp-v1, gasp-v2."),
+        typer.Option(metavar="NAME", help="How a record becomes a prompt: plain, chat, refind, ..."),
     ] = None
     bundle: Annotated[
         str | None,
@@ -92,6 +92,31 @@ class AuditOptions(JudgeOptions, ReadOptions):
     address: Annotated[
         str | None, typer.Option(metavar="URL", help="Ray cluster to join; default: a Ray of its own.")
     ] = None
+
+
+@dataclass(frozen=True)
+class LabelledOptions(Options):
+    """What decides how labelled answers are measured and learned from."""
+
+    methods: Annotated[
+        list[str],
+        typer.Option(metavar="NAME,...", help="ensemble,lookback,...; or all. Repeatable."),
+    ] = field(default_factory=list)
+    scorer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Known name, hub id, local folder or GGUF file.")
+    ] = None
+    prompt_profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="How a record becomes a prompt: plain, chat, refind, ..."),
+    ] = None
+    cache: Annotated[
+        str, typer.Option(metavar="FOLDER", help="Where measured answers are kept for the next time.")
+    ] = "~/.cache/leadline/traces"
+    per_source: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="At most N answers per source, by a hash of ids."),
+    ] = None
+    seed: Annotated[int, typer.Option(help="Of folds and of everything random in training.")] = 0
 
 
 # Which setting an option is. --profile is none: it names a file, not a property of the run.
@@ -132,13 +157,20 @@ def settings_of_run(out: str, options: Options) -> "Config":
     return make_config(_merged(then, given))
 
 
+def names(words: list[str] | None) -> list[str]:
+    """`a,b` and `c` as a, b, c."""
+    return [name for word in words or [] for name in word.split(",") if name]
+
+
 def _given(options: Options) -> dict[str, Any]:
     from jobs.config import read_settings
     from jobs.errors import ConfigError
 
     flags = {key: getattr(options, name, None) for name, key in _KEYS.items()}
-    flags["methods"] = [name for word in flags["methods"] or [] for name in word.split(",") if name] or None
-    if getattr(options, "profile", None) in ("plain", "chat", "gasp-v1", "gasp-v2"):
+    flags["methods"] = names(flags["methods"]) or None
+    if isinstance(options, LabelledOptions):
+        del flags["methods"]  # those of the papers, not the scores that an audit stores
+    if getattr(options, "profile", None) in ("plain", "chat", "refind", "gasp-v1", "gasp-v2"):
         raise ConfigError("--profile takes a file of reference statistics; you mean --prompt-profile")
     return read_settings(options.config, options.set, flags)
 

@@ -76,10 +76,11 @@ class TraceStore:
         return None
 
     def put(self, key: str, traces: Sequence[Trace]) -> None:
-        """Keep the traces of a record's windows."""
+        """Keep the traces of a record's windows, and what was kept of them before."""
         for index in reversed(range(len(traces))):  # the first file last: it is what `get` looks for
             arrays, meta = _pack(traces[index])
             meta["n_windows"] = str(len(traces))
+            _add_old(arrays, meta, self._path(key, index))
             handle, temporary = tempfile.mkstemp(dir=self._folder, suffix=".part")
             os.close(handle)
             save_file(arrays, temporary, metadata=meta)
@@ -87,6 +88,25 @@ class TraceStore:
 
     def _path(self, key: str, window: int) -> Path:
         return self._folder / f"{key}-{window}.safetensors"
+
+
+def _add_old(arrays: dict[str, Any], meta: dict[str, str], path: Path) -> None:
+    """Put the arrays of an earlier file over new ones of the same name: methods that are measured in turn
+    must not drive each other out, and a number that was used once stays what it was.
+    """
+    try:
+        with safe_open(path, "numpy") as file:
+            old = file.metadata() or {}
+            if any(old.get(name) != meta[name] for name in ("n_windows", "pieces")):
+                return
+            states = set(json.loads(meta["layers"])) <= set(json.loads(old["layers"]))
+            states &= "carried" in file.keys() or "carried" not in arrays
+            kept = set(file.keys()) - (set() if states else {"states", "carried"})
+            arrays |= {name: file.get_tensor(name) for name in kept}
+            if states:
+                meta["layers"] = old["layers"]
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return
 
 
 def _pack(trace: Trace) -> tuple[dict[str, Any], dict[str, str]]:

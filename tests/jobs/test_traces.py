@@ -107,9 +107,19 @@ def test_a_file_that_lacks_what_is_asked_for_is_none(store, tiny, more):
     assert store.get("k", more) is None
 
 
-def test_a_fuller_measurement_replaces_a_poorer_one(store, tiny, traces):
-    store.put("k", tiny.trace(RECORD, Keep(False))[1])
+def test_a_fuller_measurement_adds_to_a_poorer_one_whose_numbers_stay(store, tiny, traces):
+    poorer = tiny.trace(RECORD, Keep(False))[1]
+    store.put("k", poorer)
     store.put("k", traces)
+    (found,) = store.get("k", EVERYTHING)
+    np.testing.assert_array_equal(found.logprob, poorer[0].logprob)
+    np.testing.assert_array_equal(found.states, traces[0].states)
+    np.testing.assert_array_equal(found.logprob_without, traces[0].logprob_without)
+
+
+def test_a_poorer_measurement_takes_nothing_away(store, tiny, traces):
+    store.put("k", traces)
+    store.put("k", tiny.trace(RECORD, Keep(False, layers=(2,)))[1])
     assert_equal(store.get("k", EVERYTHING)[0], traces[0])
 
 
