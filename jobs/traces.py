@@ -103,6 +103,7 @@ def _add_old(arrays: dict[str, Any], meta: dict[str, str], path: Path) -> None:
             states &= "carried" in file.keys() or "carried" not in arrays
             kept = set(file.keys()) - (set() if states else {"states", "carried"})
             arrays |= {name: file.get_tensor(name) for name in kept}
+            meta["counts"] = old["counts"]
             if states:
                 meta["layers"] = old["layers"]
     except (OSError, SafetensorError, KeyError, ValueError):
