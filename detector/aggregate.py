@@ -65,8 +65,7 @@ class Measurement:
     n_windows: int
     truncated: bool
     ensemble: float | None = None
-    """Probability by the head's rule that the answer holds unsupported text; None without a bundle or a
-    sentence."""
+    """Probability that the answer holds unsupported text; None without a bundle or a sentence."""
 
 
 def assign_tokens(
@@ -126,14 +125,12 @@ def measure(
     traces: Sequence[Trace],
     n_passages: int,
     head: VerdictHead | None = None,
-    overlap: NDArray[np.bool_] | None = None,
 ) -> Measurement:
     """Reduce the traces of a record's windows (one each, whole answer) to its sentences and the response.
 
     Read in several windows, a sentence takes the one with the largest gap: a passage that supports it is in
-    one window and not in the others. The response does the same over all its tokens. The verdicts of `head`
-    are taken where they are lowest, for the same reason. `overlap`: (A,) as the head was fitted with; needed
-    with one. Raises RecordRejected where a verdict is no probability.
+    one window and not in the others. The response does the same over all its tokens. What `head` says is
+    taken where it is lowest, for the same reason. Raises RecordRejected where it says no probability.
     """
     n_pieces, profile = len(reading.pieces), reading.profile
     offsets = np.asarray(reading.offsets, dtype=np.int32).reshape(-1, 2)
@@ -155,8 +152,9 @@ def measure(
         if len(tokens) >= profile.min_sentence_tokens:
             members[index] = tokens
     verdicts: Sequence[Verdict | None] = [None] * len(members)
-    if head is not None and overlap is not None:
-        verdicts = lowest_verdicts(head, traces, tuple(members.values()), overlap)
+    answer_probability = None
+    if head is not None and members:
+        verdicts, answer_probability = lowest_verdicts(head, traces, tuple(members.values()))
     sentences = []
     for (index, tokens), verdict in zip(members.items(), verdicts, strict=True):
         start, end = reading.sentences[index]
@@ -176,7 +174,6 @@ def measure(
                 verdict=verdict,
             )
         )
-    probabilities = np.array([verdict.probability for verdict in verdicts if verdict is not None])
     return Measurement(
         sentences=tuple(sentences),
         features=best(np.arange(len(offsets))),
@@ -186,24 +183,23 @@ def measure(
         n_computed_tokens=sum(trace.n_computed_tokens for trace in traces),
         n_windows=len(traces),
         truncated=reading.truncated,
-        ensemble=head.response(probabilities) if head is not None and len(probabilities) else None,
+        ensemble=answer_probability,
     )
 
 
 def lowest_verdicts(
-    head: VerdictHead,
-    traces: Sequence[Trace],
-    sentences: Sequence[NDArray[np.intp]],
-    overlap: NDArray[np.bool_],
-) -> list[Verdict]:
-    """The verdict of each sentence (token indices) in the window where its probability is lowest.
-
-    Raises RecordRejected where one is no probability.
+    head: VerdictHead, traces: Sequence[Trace], sentences: Sequence[NDArray[np.intp]]
+) -> tuple[list[Verdict], float]:
+    """The verdict of each sentence (token indices, at least one sentence) in the window where its probability
+    is lowest, and the lowest probability of the answer. Raises RecordRejected where one is no probability.
     """
-    if not sentences:
-        return []
-    seen = [head.verdicts(trace, sentences, overlap) for trace in traces]
-    for verdict in (verdict for window in seen for verdict in window):
-        if not (0 <= verdict.probability <= 1 and np.isfinite(astuple(verdict)).all()):
-            raise RecordRejected(RejectReason.SCORING_FAILED, "the bundle's head gave no probability")
-    return [min(windows, key=lambda verdict: verdict.probability) for windows in zip(*seen, strict=True)]
+    seen = [head.verdicts(trace, sentences) for trace in traces]
+    lowest = [min(windows, key=lambda verdict: verdict.probability) for windows in zip(*seen, strict=True)]
+    answer = min(head.response(trace, sentences) for trace in traces)
+    said = np.array(
+        [number for window in seen for verdict in window for number in astuple(verdict)] + [answer]
+    )
+    probabilities = np.array([verdict.probability for window in seen for verdict in window] + [answer])
+    if not (np.isfinite(said).all() and ((probabilities >= 0) & (probabilities <= 1)).all()):
+        raise RecordRejected(RejectReason.SCORING_FAILED, "the bundle's head gave no probability")
+    return lowest, answer

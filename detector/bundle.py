@@ -17,9 +17,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from detector import head_parts
 from detector.calibration import operating_threshold
 from detector.errors import ProfileError
@@ -61,14 +58,12 @@ class VerdictHead(Protocol):
         """What the passes must keep for it."""
         ...
 
-    def verdicts(
-        self, trace: Trace, sentences: Sequence[Tokens], overlap: NDArray[np.bool_]
-    ) -> list[Verdict]:
-        """One verdict per sentence of a window; `overlap` as `baselines.word_overlap` gives it."""
+    def verdicts(self, trace: Trace, sentences: Sequence[Tokens]) -> list[Verdict]:
+        """One verdict per sentence of a window."""
         ...
 
-    def response(self, probabilities: NDArray[np.float64]) -> float:
-        """Probability for an answer from those of its n >= 1 sentences."""
+    def response(self, trace: Trace, sentences: Sequence[Tokens]) -> float:
+        """Probability that the answer holds unsupported text, as one window shows it."""
         ...
 
 

@@ -134,11 +134,14 @@ def fit(examples: Sequence[Labelled], *, layers: Sequence[int], seed: int = 0) -
     """Learn from measured answers (Keep as `EnsembleHead.keep`) of at least INNER_FOLDS sources of each kind.
 
     Group models are fitted on INNER_FOLDS training sets to give every answer held-out log-odds, and once
-    more on everything; the rest is fitted on the held-out log-odds. Raises DetectorError where a fold holds
-    one kind of label alone.
+    more on everything; the rest is fitted on the held-out log-odds. Raises DetectorError where the
+    answers, or the sentences or tokens of a fold, are of one kind.
     """
     layers = tuple(layers)
-    part = folds([e.source_id for e in examples], np.array([e.label for e in examples]), INNER_FOLDS, seed)
+    labels = np.array([e.label for e in examples])
+    if labels.all() or not labels.any():
+        raise DetectorError(f"ensemble: the {len(labels)} answers are of one kind; add labelled answers")
+    part = folds([e.source_id for e in examples], labels, INNER_FOLDS, seed)
     groups: list[tuple[F64, F64]] = [(np.zeros((0, 3)), np.zeros((0, 3)))] * len(examples)
     for fold in range(INNER_FOLDS):
         sentence_models, token_models = _fit_groups(
@@ -169,7 +172,7 @@ def fit(examples: Sequence[Labelled], *, layers: Sequence[int], seed: int = 0) -
         sentence_sum=sentence_sum,
         token_sum=token_sum,
         smoother=smoother,
-        answer_sum=Logistic.fit(np.array(answers), np.array([e.label for e in examples]), c=0.1),
+        answer_sum=Logistic.fit(np.array(answers), labels, c=0.1),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from detector import baselines, gasp, gasp_head, lumina, refind, token_probability
+from detector import baselines, blend, gasp, gasp_head, lumina, refind, token_probability
 from detector.errors import DetectorError
 from detector.heads import F64, Tokens
 from detector.probe import Keep
@@ -71,6 +71,7 @@ def _lengths(_: Trace, members: Sequence[Tokens]) -> F64:
 
 
 LABEL_FREE: dict[str, LabelFree] = {
+    "blend": LabelFree(blend.KEEP, blend.score, blend.features),
     "gap": _plain(gasp.score_gap),
     "jsd_none": _plain(gasp.score_jsd_none),
     "gasp_economical": _gasp(

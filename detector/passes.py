@@ -35,10 +35,6 @@ class Passes:
 
     def trace(self, reading: Reading, window: Window, keep: Keep, foil: Ids | None = None) -> Trace:
         """One window of one record. `foil`: the prompt with foreign passages, for Keep(foil=True)."""
-        if keep.foil and foil is None:
-            raise DetectorError(
-                "lumina reads the answer with foreign passages, and none were given: foil=..."
-            )
         read = [
             self._run([_Pass.of(reading, window, segment, keep, foil)], keep)[0]
             for segment in reading.segments
@@ -46,7 +42,7 @@ class Passes:
         return self._joined_trace(reading, window, read, keep)
 
     def together(self, readings: Sequence[Reading], keep: Keep) -> list[Trace]:
-        """Several answers of one window and one segment each, in one walk."""
+        """Several answers of one window and one segment each, in one walk. There is no foil for them."""
         passes = [_Pass.of(reading, reading.windows[0], reading.segments[0], keep) for reading in readings]
         return [
             self._joined_trace(reading, reading.windows[0], [one], keep)
@@ -131,6 +127,10 @@ class _Pass:
     def of(
         cls, reading: Reading, window: Window, segment: Segment, keep: Keep, foil: Ids | None = None
     ) -> "_Pass":
+        if keep.foil and foil is None:
+            raise DetectorError(
+                "lumina reads the answer with foreign passages, and none were given: trace with foil=..."
+            )
         prompts = [window.full, window.none, *(window.without if keep.leave_one_out else ())]
         if foil is not None:
             prompts.append(foil)

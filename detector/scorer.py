@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -12,7 +11,6 @@ from transformers.utils import logging
 
 from detector import attention
 from detector.aggregate import Measurement, measure
-from detector.baselines import word_overlap
 from detector.bundle import Bundle, embedded
 from detector.calibration import TARGET_FPR, Reference
 from detector.errors import ProfileError, RecordRejected, RejectReason, ScorerError
@@ -167,7 +165,7 @@ class Scorer:
         """Numbers without opinions for every sentence and the response, and the verdicts of the bundle where
         there is one. Raises RecordRejected, and ProfileError for a bundle that needs leave-one-out.
         """
-        judge, overlap = self._judge, None
+        judge = self._judge
         keep = Keep() if judge is None else judge.keep
         if judge is not None and keep.leave_one_out and not leave_one_out:
             raise ProfileError("the bundle reads leave-one-out passes, which are off (loo)")
@@ -175,10 +173,7 @@ class Scorer:
         if len(reading.answer_ids) < min_answer_tokens:
             detail = f"{len(reading.answer_ids)} tokens, {min_answer_tokens} needed"
             raise RecordRejected(RejectReason.ANSWER_TOO_SHORT, detail)
-        if judge is not None:
-            offsets = np.asarray(reading.offsets, dtype=np.int32).reshape(-1, 2)
-            overlap = word_overlap(record.answer, offsets, [passage.text for passage in record.passages])
-        return measure(reading, record.answer, traces, len(record.passages), judge, overlap)
+        return measure(reading, record.answer, traces, len(record.passages), judge)
 
     def audit(
         self, record: Record, reference: Reference | None = None, *, method: str | None = None

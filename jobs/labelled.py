@@ -101,7 +101,8 @@ def measure_labelled(
             read = scorer.trace_together([readable[i].record for i in missing], keep)
             for i, (_, measured) in zip(missing, read, strict=True):
                 store.put(keys[i], measured)
-                traces[keys[i]] = measured
+                # What is learned from is what the next call will find: earlier numbers stay what they were.
+                traces[keys[i]] = store.get(keys[i], keep)
         for key, answer in zip(keys, readable, strict=True):
             examples.append(label(answer, traces[key][0], scorer))  # type: ignore[index]
             answers.append(answer)
@@ -154,11 +155,13 @@ def _labelled(record: Record, values: Any, where: str) -> LabelledRecord:
         if type(start) is not int or type(end) is not int or not 0 <= start < end <= length:
             raise ConfigError(f"{where}: a span must be {{start, end}} with 0 <= start < end <= {length}")
         pairs.append((start, end))
-    content = "\0".join([record.question, *(p.text for p in record.passages)])
+    source = values.get("source_id")
+    if source in (None, ""):
+        source = _digest("\0".join([record.question, *(p.text for p in record.passages)]))
     return LabelledRecord(
         record=record,
         spans=tuple(pairs),
-        source_id=str(values.get("source_id") or _digest(content)),
+        source_id=str(source),
         generator=record.model or "",
         task=str(values.get("task") or ""),
         language=record.language or "",

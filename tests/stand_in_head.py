@@ -29,18 +29,18 @@ class StandInHead:
     def keep(self) -> Keep:
         return Keep(leave_one_out=False, attention=True, layers=(2,))
 
-    def verdicts(self, trace: Trace, sentences: Sequence[Any], overlap: np.ndarray) -> list[Verdict]:
-        assert overlap.shape == trace.token_ids.shape
+    def verdicts(self, trace: Trace, sentences: Sequence[Any]) -> list[Verdict]:
         found = []
         for tokens in sentences:
             states = float((trace.states[0, 0] - trace.states[0, 1])[tokens + 1].mean(axis=0) @ self.weight)
             attention = float(trace.attention_passages[:, :, tokens].mean())
             likelihood = -float((trace.logprob - trace.logprob_no_context)[tokens].mean())
             logit = states + attention + likelihood
-            found.append(Verdict(1 / (1 + np.exp(-logit)), states, attention, likelihood))
+            found.append(Verdict(float(1 / (1 + np.exp(-logit))), states, attention, likelihood))
         return found
 
-    def response(self, probabilities: np.ndarray) -> float:
+    def response(self, trace: Trace, sentences: Sequence[Any]) -> float:
+        probabilities = np.array([verdict.probability for verdict in self.verdicts(trace, sentences)])
         return float(getattr(probabilities, self.rule)())
 
     def to_parts(self) -> dict[str, Any]:

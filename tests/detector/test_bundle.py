@@ -9,11 +9,12 @@ import sys
 import numpy as np
 import pytest
 
-from detector import ProfileError, Record, Scorer
+from detector import ProfileError, Record, RecordRejected, Scorer
 from detector.aggregate import assign_tokens
-from detector.bundle import Bundle, embedded
+from detector.bundle import Bundle, Verdict, embedded
 from detector.calibration import Reference
 from detector.probe import Keep
+from detector.trained import TRAINED
 from tests import stand_in_head
 
 RECORD = Record("Who?", ["Ada built it in 1891.", "Tolls ended."], "Ada did. Tolls ended. It is green.")
@@ -314,7 +315,7 @@ def test_every_sentence_gets_a_verdict_and_the_answer_the_heads_rule(judging, ti
                 if sentence.start <= start + (answer[start:end] != answer[start:end].lstrip()) < sentence.end
             ]
         )
-        (expected,) = judging.bundle.head().verdicts(trace, [tokens], np.ones(len(trace.token_ids), bool))
+        (expected,) = judging.bundle.head().verdicts(trace, [tokens])
         assert dataclasses.astuple(sentence.verdict) == pytest.approx(dataclasses.astuple(expected), abs=1e-5)
     assert len({s.verdict.probability for s in measured.sentences}) == 3
     assert measured.ensemble == max(s.verdict.probability for s in measured.sentences)
@@ -365,11 +366,22 @@ def test_a_context_of_several_windows_takes_the_window_where_the_sentence_is_bes
     assert len(traces) > 1
     owner = assign_tokens(record.answer, traces[0].offsets, reading.sentences)
     members = [np.flatnonzero(owner == i) for i in range(len(reading.sentences))]
-    overlap = np.ones(len(owner), bool)
-    probabilities = [[v.probability for v in bundle.head().verdicts(t, members, overlap)] for t in traces]
+    probabilities = [[v.probability for v in bundle.head().verdicts(t, members)] for t in traces]
     lowest = np.min(probabilities, axis=0)
     assert not np.allclose(lowest, probabilities[0])
     assert [s.verdict.probability for s in measured.sentences] == pytest.approx(lowest.tolist(), abs=1e-5)
+    assert measured.ensemble == pytest.approx(np.max(probabilities, axis=1).min(), abs=1e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.5, -0.5])
+def test_a_head_that_gives_no_probability_costs_the_record_and_not_the_run(judging, monkeypatch, value):
+    monkeypatch.setattr(
+        stand_in_head.StandInHead,
+        "verdicts",
+        lambda self, trace, sentences: [Verdict(value, 0.0, 0.0, 0.0)] * len(sentences),
+    )
+    with pytest.raises(RecordRejected, match="gave no probability"):
+        judging.measure(RECORD)
 
 
 def test_a_bundle_that_needs_leave_one_out_says_so_where_it_is_off(judging, monkeypatch):
@@ -388,3 +400,43 @@ def test_a_scorer_refuses_a_bundle_of_another(tiny_scorer_dir, bundle, ensemble)
         Scorer.load(str(tiny_scorer_dir), bundle=bundle, profile="chat")
     with pytest.raises(ProfileError, match="fitted for the scorer tiny"):
         Scorer.load(str(tiny_scorer_dir), bundle=stand_in_head.bundle("f00"))
+
+
+# --- with the real head
+
+
+def test_the_head_of_the_package_is_stored_whole_and_explains_its_findings(tiny, tiny_scorer_dir, tmp_path):
+    from detector import ensemble
+    from detector.heads import Labelled
+
+    keep = TRAINED["ensemble"].keep(2)
+    examples = []
+    for i in range(24):
+        record = Record(f"Who {i}?", RECORD.passages, f"Ada did {i} of it. Tolls {i * 7} ended. Green, {i}.")
+        reading, (trace,) = tiny.trace(record, keep)
+        owner = assign_tokens(record.answer, trace.offsets, reading.sentences)
+        bad = np.array([False, False, i % 2 == 0])
+        examples.append(
+            Labelled(
+                trace=trace,
+                sentences=tuple(np.flatnonzero(owner == k) for k in range(3)),
+                token_labels=bad[owner] & (owner >= 0),
+                sentence_labels=bad,
+                label=bool(bad.any()),
+                source_id=str(i),
+            )
+        )
+    head = ensemble.fit(examples, layers=keep.layers)
+    card = dataclasses.replace(stand_in_head.bundle(tiny.fingerprint).card, keep=head.keep)
+    made = Bundle(card, head.to_parts())
+    made.save(tmp_path)
+    assert Bundle.load(tmp_path).digest == made.digest
+    for first, again in zip(
+        head.verdicts(examples[0].trace, examples[0].sentences),
+        Bundle.load(tmp_path).head().verdicts(examples[0].trace, examples[0].sentences),
+        strict=True,
+    ):
+        assert dataclasses.astuple(again) == pytest.approx(dataclasses.astuple(first), abs=1e-4)
+    found = Scorer.load(str(tiny_scorer_dir), bundle=str(tmp_path)).audit(RECORD)
+    assert all(0 <= finding.score <= 1 and finding.evidence for finding in found.sentences)
+    assert 0 <= found.measurement.ensemble <= 1
