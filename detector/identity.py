@@ -10,7 +10,14 @@ from typing import Any
 
 from detector.errors import ScorerError
 from detector.scorers import EMBEDDED, KNOWN
-from detector.weights import converted_gguf, default_cache, embedded_scorer, fingerprint_folder, first_line
+from detector.weights import (
+    WHEEL_SHA256,
+    converted_gguf,
+    default_cache,
+    embedded_scorer,
+    fingerprint_folder,
+    first_line,
+)
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -38,7 +45,11 @@ def fingerprint(
     Raises ScorerError where there is no usable model.
     """
     source = locate(name, cache_dir)
-    if isinstance(source, Path):
+    if name == EMBEDDED and isinstance(source, Path):
+        # The files were made from the wheel by whatever version of transformers is here, which leaves its
+        # mark in them: what identifies the scorer is the wheel.
+        config, mark = _folder_config(name, source), WHEEL_SHA256[:12]
+    elif isinstance(source, Path):
         config, mark = _folder_config(name, source), fingerprint_folder(source)
     else:
         config, mark = _hub_config(name, source)

@@ -14,7 +14,7 @@ from detector import gasp_prompts, refind
 from detector.errors import ProfileError, RecordRejected, RejectReason
 from detector.prefix_tree import Ids
 from detector.record import Record
-from detector.sentences import Span, group_sentences, split_sentences
+from detector.sentences import Span, encodable, group_sentences, split_sentences
 from detector.trace import Piece
 from detector.windows import Layout, Segment, cut_segments, group_pieces
 
@@ -116,10 +116,8 @@ def read_record(record: Record, tokenizer: Any, profile: PromptProfile, window_t
 
 def encode(tokenizer: Any, text: str, *, special: bool = False) -> tuple[Ids, tuple[Span, ...]]:
     """Ids and code-point offsets of `text`, control tokens in it read as plain text unless `special`."""
-    # A lone surrogate (half an emoji in a broken log) cannot be encoded; one for one keeps offsets true.
-    clean = text if text.isascii() else "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in text)
     encoded = tokenizer(
-        clean,
+        encodable(text),
         add_special_tokens=False,
         split_special_tokens=not special,
         return_offsets_mapping=True,

@@ -120,7 +120,13 @@ def group_sentences(text: str, groups: int, language: str | None = None) -> list
 
 
 def _boundaries(code: str, block: str) -> list[Span]:
-    return [(cut["start_index"], cut["end_index"]) for cut in sentencex.get_sentence_boundaries(code, block)]
+    cuts = sentencex.get_sentence_boundaries(code, encodable(block))
+    return [(cut["start_index"], cut["end_index"]) for cut in cuts]
+
+
+def encodable(text: str) -> str:
+    """`text` with each lone surrogate (half an emoji in a broken log) replaced, so that offsets stay."""
+    return text if text.isascii() else "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in text)
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:

@@ -1,8 +1,8 @@
 """Labelled answers: rows that also say which characters rest on nothing, measured and ready to learn from.
 
-A row is a log row of any format with, beside it, `spans` ([{start, end}], code points into the answer),
-and where it has them `source_id`, `quality`, `task`, `model`, `language`. Answers without a `source_id` that
-share question and passages count as one source.
+A row is a log row of JSONL, JSON or Parquet with, beside it, `spans` ([{start, end}], code points into the
+answer), and where it has them `source_id`, `quality`, `task`, `model`, `language`. Answers without a
+`source_id` that share question and passages count as one source.
 """
 
 import hashlib
@@ -61,7 +61,8 @@ def read_labelled(logs: Sequence[str], config: Config) -> list[LabelledRecord]:
 def pick(records: Iterable[LabelledRecord], per_source: int | None) -> list[list[LabelledRecord]]:
     """Answers by source, at most `per_source` of each, chosen and ordered by a hash of their ids.
 
-    Good ones first; a source that has none keeps its others, so that no source is lost without a word.
+    Only good ones, where a source has any; one that has none keeps its others, so that no source is lost
+    without a word.
     """
     sources: dict[str, list[LabelledRecord]] = {}
     for record in records:

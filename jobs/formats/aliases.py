@@ -258,4 +258,4 @@ _ROOTS = {
     path[0]
     for group in (QUESTION, ANSWER, PASSAGES, PASSAGE_IDS, STRONG_IDS, WEAK_IDS, METADATA, *LABELS.values())
     for path in group
-}
+} | {"spans", "source_id", "quality", "task"}  # what a labelled row says (jobs.labelled)
