@@ -73,7 +73,8 @@ class TokenMLP:
             variance, mean = torch.var_mean(inputs, dim=0, correction=0)
             sd = variance.sqrt()
             sd[sd < 1e-12] = 1.0  # a constant tells nothing and must not divide by zero
-        with torch.random.fork_rng(devices=[]):
+        # Whoever calls may have switched gradients off for the whole process, as scoring code likes to.
+        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = _network(features.shape[1])
             loss = nn.BCEWithLogitsLoss(pos_weight=torch.tensor((len(labels) - positives) / positives))

@@ -8,7 +8,7 @@ from typing import Any
 
 from jobs.storage import Storage, join
 
-LEVELS = ("token", "sentence", "response")
+LEVELS = ("token", "sentence", "response", "character")
 """The order of the tables, fine to coarse."""
 
 METRIC_NAMES = {
@@ -140,8 +140,9 @@ def _table(level: str, group: tuple[str, ...], rows: list[Row]) -> str:
     shown = next(row for row in rows if row.metric == metrics[0])
     prevalence = shown.n_positive / shown.n if shown.n else 0.0
     where = ", ".join(part for part in group if part)
+    counted = level if level in ("token", "sentence") else "answer"
     caption = (
-        f"{shown.n:,} {level if level != 'response' else 'answer'}s, {shown.n_positive:,} unsupported "
+        f"{shown.n:,} {counted}s, {shown.n_positive:,} unsupported "
         f"(prevalence {_short(prevalence)}); 95 % intervals, whole sources resampled."
     )
     title = f"## {level.capitalize()} level" + (f": {where}" if where else "")

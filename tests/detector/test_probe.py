@@ -80,8 +80,10 @@ def hooks(scorer):
 
 
 def test_hooks_are_removed_afterwards_even_when_the_walk_fails(tiny, monkeypatch):
+    # transformers leaves hooks of its own on a model that was once asked for hidden states.
+    before = hooks(tiny)
     tiny.trace(RECORD, Keep(layers=(1, 2)))
-    assert hooks(tiny) == [0, 0]
+    assert hooks(tiny) == before
     during = []
 
     def fail(self, rows):
@@ -91,7 +93,7 @@ def test_hooks_are_removed_afterwards_even_when_the_walk_fails(tiny, monkeypatch
     monkeypatch.setattr(Probe, "enter", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         tiny.trace(RECORD, Keep(layers=(1, 2)))
-    assert during == [1, 1] and hooks(tiny) == [0, 0]
+    assert during == [n + 1 for n in before] and hooks(tiny) == before
 
 
 def held(scorer, keep, monkeypatch):

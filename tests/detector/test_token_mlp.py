@@ -31,6 +31,7 @@ def test_the_network_learns_what_no_line_can_separate():
     assert roc_auc_score(labels, mlp.probability(features)) > 0.95
 
 
+@torch.enable_grad()  # gasp-rag, which other tests run, switches gradients off for the process
 def test_the_default_training_is_the_papers():
     """Appendix C written out once more: the same seed must give the same network."""
     features, labels = data(n=5_000)
