@@ -15,6 +15,7 @@ import numpy as np
 from detector.aggregate import assign_tokens
 from detector.errors import RecordRejected
 from detector.heads import Labelled
+from detector.lumina import pick_foil
 from detector.probe import Keep
 from detector.prompts import read_record
 from detector.record import Record
@@ -84,13 +85,15 @@ def measure_labelled(
 ) -> tuple[list[Labelled], list[LabelledRecord]]:
     """Measure what `store` does not hold yet, and label tokens and sentences.
 
-    The answers of a group share what their prompts share. A record that cannot be read is left out (an audit
+    The answers of a group share what their prompts share (but for `keep.foil`, which takes the passages of
+    another of these records, and each answer on its own). A record that cannot be read is left out (an audit
     would list it as a reject). A record in several windows is learned from in its first. The second list
     holds the record behind each example.
     """
     examples: list[Labelled] = []
     answers: list[LabelledRecord] = []
     groups = list(groups)
+    pool = [answer.record for group in groups for answer in group]
     for n_done, group in enumerate(groups):
         if on_progress is not None:
             on_progress(n_done, len(groups))
@@ -99,7 +102,12 @@ def measure_labelled(
         traces = {key: store.get(key, keep) for key in keys}
         missing = [i for i, key in enumerate(keys) if traces[key] is None]
         if missing:
-            read = scorer.trace_together([readable[i].record for i in missing], keep)
+            records = [readable[i].record for i in missing]
+            read = (
+                [scorer.trace(record, keep, foil=pick_foil(record, pool, 0)) for record in records]
+                if keep.foil
+                else scorer.trace_together(records, keep)
+            )
             for i, (_, measured) in zip(missing, read, strict=True):
                 store.put(keys[i], measured)
                 # What is learned from is what the next call will find: earlier numbers stay what they were.

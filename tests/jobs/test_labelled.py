@@ -331,3 +331,22 @@ def test_ragtruth_is_read_whole(shared):
             span["text"] for span in logged["spans"]
         ]
     assert len(pick(found, 1)) == len({one["source_id"] for one in rows})
+
+
+def test_foreign_passages_are_those_of_another_answer(tiny, store):
+    groups = [answers(1, "One answer.", "Another one."), answers(2, "A third answer.")]
+    keep = Keep(leave_one_out=False, foil=True)
+    examples, _ = measure_labelled(groups, tiny, store, keep)
+    assert [e.trace.mmd_foil.shape for e in examples] == [e.trace.logprob.shape for e in examples]
+    assert all((e.trace.mmd_foil >= 0).all() and e.trace.mmd_foil.any() for e in examples)
+
+
+def test_labelled_parquet_is_read_with_its_labels(tmp_path):
+    import polars as pl
+
+    path = tmp_path / "log.parquet"
+    pl.DataFrame(
+        [labelled_row(1, (3, 9), source_id="q1"), labelled_row(2, (0, 4), source_id="q2")]
+    ).write_parquet(path)
+    found = read_labelled([str(path)], Config())
+    assert [(f.source_id, f.spans) for f in found] == [("q1", ((3, 9),)), ("q2", ((0, 4),))]
