@@ -11,7 +11,6 @@ import hashlib
 import importlib
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -21,18 +20,14 @@ from detector import head_parts
 from detector.calibration import operating_threshold
 from detector.errors import ProfileError
 from detector.heads import Tokens
-from detector.identity import ScorerInfo
+from detector.identity import ScorerInfo, shipped_bundle
 from detector.probe import Keep
 from detector.trace import Trace
 from detector.weights import first_line
 
-SHIPPED = Path(__file__).parent / "bundles"
-"""Where the bundles that come with the package lie, in a folder per scorer name."""
-
 _CARD = "bundle.json"
 _VERSION = 1
 _MAX_BYTES = 64 << 20
-_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)  # a scorer may be named by a path, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +202,8 @@ class Bundle:
 
 def embedded(name: str, fingerprint: str, profile: str) -> Bundle | None:
     """The bundle that ships with the package for this scorer and prompt profile, or None."""
-    folder = SHIPPED / name
-    if not _FOLDER.fullmatch(name) or not (folder / _CARD).is_file():
+    folder = shipped_bundle(name)
+    if folder is None:
         return None
     bundle = Bundle.load(folder)
     fits = (bundle.card.scorer_fingerprint, bundle.card.profile) == (fingerprint, profile)

@@ -4,6 +4,7 @@ Kept apart from `scorer`, because a driver asks this at every start and importin
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ from detector.weights import (
     fingerprint_folder,
     first_line,
 )
+
+SHIPPED = Path(__file__).parent / "bundles"
+"""Where the bundles that come with the package lie, in a folder per scorer name."""
+
+_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)  # a scorer may be named by a path, too
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -55,6 +61,12 @@ def fingerprint(
         config, mark = _hub_config(name, source)
     window = _window(name, config.get("max_position_embeddings"), window_tokens)
     return ScorerInfo(name, mark, window, place(device, dtype)[1])
+
+
+def shipped_bundle(name: str) -> Path | None:
+    """The folder of the bundle that ships for a scorer of this name, or None. Opens no file."""
+    folder = SHIPPED / name
+    return folder if _FOLDER.fullmatch(name) and (folder / "bundle.json").is_file() else None
 
 
 def locate(name: str, cache_dir: str | None) -> Path | str:

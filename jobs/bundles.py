@@ -21,8 +21,11 @@ def find_bundle(config: Config, scorer: dict[str, Any], storage: Storage) -> "Bu
     """
     if config.bundle_place == "none":
         return None
+    from detector.identity import ScorerInfo, shipped_bundle
+
+    if config.bundle_place == "auto" and config.bundle_digest is None and not shipped_bundle(scorer["name"]):
+        return None  # before the import below, which takes seconds (transformers)
     from detector.bundle import embedded
-    from detector.identity import ScorerInfo
 
     if config.bundle_place == "auto":
         bundle = embedded(scorer["name"], scorer["fingerprint"], config.profile)

@@ -278,7 +278,7 @@ def test_an_operating_point_that_was_not_measured_is_refused_with_those_that_wer
 
 
 def test_the_embedded_bundle_is_found_by_name_and_given_only_where_it_fits(bundle, tmp_path, monkeypatch):
-    monkeypatch.setattr("detector.bundle.SHIPPED", tmp_path)
+    monkeypatch.setattr("detector.identity.SHIPPED", tmp_path)
     bundle.save(tmp_path / "smollm2-135m")
     mark = bundle.card.scorer_fingerprint
     assert embedded("smollm2-135m", mark, "plain").digest == bundle.digest
@@ -289,7 +289,7 @@ def test_the_embedded_bundle_is_found_by_name_and_given_only_where_it_fits(bundl
 
 @pytest.mark.parametrize("name", ["../smollm2-135m", "..", ".", "", "/tmp", "a/b", str(sys.executable)])
 def test_a_scorer_named_by_a_path_finds_none(bundle, tmp_path, monkeypatch, name):
-    monkeypatch.setattr("detector.bundle.SHIPPED", tmp_path / "bundles")
+    monkeypatch.setattr("detector.identity.SHIPPED", tmp_path / "bundles")
     for folder in (tmp_path, tmp_path / "bundles", tmp_path / "smollm2-135m"):
         bundle.save(folder)
     assert embedded(name, bundle.card.scorer_fingerprint, "plain") is None
