@@ -62,8 +62,8 @@ class JudgeOptions(Options):
 
 
 @dataclass(frozen=True)
-class AuditOptions(JudgeOptions, ReadOptions):
-    """Everything that an audit depends on."""
+class ScorerOptions(Options):
+    """What re-reads the answers, and how."""
 
     scorer: Annotated[
         str | None, typer.Option(metavar="NAME", help="Known name, hub id, local folder or GGUF file.")
@@ -72,6 +72,12 @@ class AuditOptions(JudgeOptions, ReadOptions):
         str | None,
         typer.Option(metavar="NAME", help="How a record becomes a prompt: plain, chat, refind, ..."),
     ] = None
+
+
+@dataclass(frozen=True)
+class AuditOptions(JudgeOptions, ReadOptions, ScorerOptions):
+    """Everything that an audit depends on."""
+
     bundle: Annotated[
         str | None,
         typer.Option(
@@ -95,20 +101,13 @@ class AuditOptions(JudgeOptions, ReadOptions):
 
 
 @dataclass(frozen=True)
-class LabelledOptions(Options):
+class LabelledOptions(ScorerOptions):
     """What decides how labelled answers are measured and learned from."""
 
     methods: Annotated[
         list[str],
         typer.Option(metavar="NAME,...", help="ensemble,lookback,...; or all. Repeatable."),
     ] = field(default_factory=list)
-    scorer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Known name, hub id, local folder or GGUF file.")
-    ] = None
-    prompt_profile: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="How a record becomes a prompt: plain, chat, refind, ..."),
-    ] = None
     cache: Annotated[
         str, typer.Option(metavar="FOLDER", help="Where measured answers are kept for the next time.")
     ] = "~/.cache/leadline/traces"
