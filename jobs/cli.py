@@ -214,6 +214,10 @@ def evaluate(
         str | None,
         typer.Option(metavar="WHAT", help="generator: also by heads that saw none of its answers."),
     ] = None,
+    verifier: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND:MODEL", help="Put nli:MODEL or tokens:MODEL beside them. Repeatable."),
+    ] = None,
     features: Annotated[
         bool, typer.Option("--features", help="LABELLED is a folder of the GASP author's feature files.")
     ] = False,
@@ -225,7 +229,7 @@ def evaluate(
     if features:
         print(compare_published(labelled, out, config))
     else:
-        print(compare(labelled, out, config, options, against, leave_out, _say))
+        print(compare(labelled, out, config, options, against, leave_out, verifier or [], _say))
     return 0
 
 

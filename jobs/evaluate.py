@@ -61,6 +61,12 @@ def keep_for(methods: Sequence[str], n_layers: int) -> Keep:
     return union([LABEL_FREE[m].keep if m in LABEL_FREE else TRAINED[m].keep(n_layers) for m in methods])
 
 
+Score = Callable[[Labelled], tuple[F64, F64, float | None]]
+"""Of one example: token scores, sentence scores, and the response's where the method has its own rule."""
+
+Fit = Callable[[Sequence[Labelled]], Score]
+
+
 def hold_out(
     name: str,
     examples: Sequence[Labelled],
@@ -70,10 +76,28 @@ def hold_out(
     seed: int = 0,
     train: NDArray[np.bool_] | None = None,
 ) -> Held:
-    """Scores of `name` for every example of fold k by a head fitted on the other folds.
+    """Scores of method `name` for every example of fold k by a head fitted on the other folds.
 
     `part`: (N,) fold of each example. `train`: examples that may be learned from (a learning curve).
     """
+    return score_held_out(
+        lambda chosen: scorer_of(name, chosen, n_layers, seed),
+        examples,
+        part,
+        probabilities=name in TRAINED,
+        train=train,
+    )
+
+
+def score_held_out(
+    fit: Fit,
+    examples: Sequence[Labelled],
+    part: NDArray[np.int64],
+    *,
+    probabilities: bool,
+    train: NDArray[np.bool_] | None = None,
+) -> Held:
+    """The same for any `fit`; `probabilities`: whether its sentence scores are some."""
     n = len(examples)
     usable = np.ones(n, dtype=bool) if train is None else train
     tokens: list[F64] = [np.zeros(0)] * n
@@ -81,21 +105,22 @@ def hold_out(
     own: list[float | None] = [None] * n
     for fold in np.unique(part).tolist():
         rows = np.flatnonzero((part != fold) & usable)
-        score = scorer_of(name, [examples[i] for i in rows], n_layers, seed)
+        score = fit([examples[i] for i in rows])
         for i in np.flatnonzero(part == fold).tolist():
             tokens[i], sentences[i], own[i] = score(examples[i])
     labels = np.array([e.label for e in examples])
     responses = np.zeros(n)
     flags: list[NDArray[np.bool_]] = [np.zeros(0, dtype=bool)] * n
     response_flags = np.zeros(n, dtype=bool)
-    trained = name in TRAINED
     for fold in np.unique(part).tolist():
         inside = np.flatnonzero(part == fold)
         rest = np.flatnonzero((part != fold) & usable)
         if own[0] is not None:
             answer = np.array([value or 0.0 for value in own], dtype=np.float64)
         else:
-            rule = choose_rule([sentences[i] for i in rest], labels[rest].tolist(), probabilities=trained)
+            rule = choose_rule(
+                [sentences[i] for i in rest], labels[rest].tolist(), probabilities=probabilities
+            )
             answer = apply_rule(rule, sentences)
         responses[inside] = answer[inside]
         threshold = choose_threshold(
@@ -106,9 +131,6 @@ def hold_out(
         for i in inside.tolist():
             flags[i] = tokens[i] >= threshold
     return Held(tokens, sentences, responses, flags, response_flags)
-
-
-Score = Callable[[Labelled], tuple[F64, F64, float | None]]
 
 
 def scorer_of(name: str, examples: Sequence[Labelled], n_layers: int, seed: int) -> Score:

@@ -11,11 +11,13 @@ from detector.label_free import LABEL_FREE
 from detector.trained import TRAINED
 from jobs.config import Config
 from jobs.errors import ConfigError
-from jobs.evaluate import N_FOLDS, hold_out, tables
+from jobs.evaluate import N_FOLDS, hold_out, score_held_out, tables
 from jobs.evaluation_tables import to_markdown, write_tables
 from jobs.fit import fit_bundle, measured, n_blocks, write_bundle
 from jobs.options import LabelledOptions, names
 from jobs.storage import Storage, join, mask
+from jobs.verified import check as check_verifiers
+from jobs.verified import verify
 
 Say = Callable[[str], None]
 
@@ -59,6 +61,7 @@ def compare(
     options: LabelledOptions,
     against: str,
     leave_out: str | None,
+    verifiers: Sequence[str],
     say: Say,
 ) -> str:
     """Score every named method held out, write the tables below `out`, and return them as markdown."""
@@ -68,6 +71,7 @@ def compare(
     _check([*methods, against], known)
     if leave_out not in (None, "generator"):
         raise ConfigError(f"--leave-out {leave_out}: only generator is known")
+    check_verifiers(verifiers)
     methods = list(dict.fromkeys([*methods, against]))
     with _one_thread(config):
         examples, answers, scorer = measured(
@@ -90,6 +94,9 @@ def compare(
                 held[f"{method} (generator left out)"] = hold_out(
                     method, examples, one_out, n_layers, seed=options.seed
                 )
+        for verifier in verifiers:
+            fit = verify(verifier, examples, answers, config, say)
+            held[verifier] = score_held_out(fit, examples, part, probabilities=True)
     gold = [answer.spans for answer in answers]
     rows = tables(examples, [answer.record.answer for answer in answers], gold, held, against)
     if out is not None:

@@ -88,6 +88,7 @@ def test_evaluate_writes_a_row_for_every_method_and_level(place):
         options(folder, "gap,overlap", "lookback"),
         "overlap",
         "generator",
+        [],
         lambda _: None,
     )
     rows = json.loads((folder / "eval" / "evaluation.json").read_bytes())
@@ -110,7 +111,7 @@ def test_evaluate_writes_a_row_for_every_method_and_level(place):
 
 def test_a_second_evaluation_runs_no_forward_pass(place, monkeypatch):
     folder, log, config = place
-    arguments = ([log], None, config, options(folder, "gap,overlap"), "overlap", None, lambda _: None)
+    arguments = ([log], None, config, options(folder, "gap,overlap"), "overlap", None, [], lambda _: None)
     first = compare(*arguments)
 
     def fail(*_):
@@ -124,4 +125,4 @@ def test_a_second_evaluation_runs_no_forward_pass(place, monkeypatch):
 def test_an_unknown_method_is_refused_before_anything_is_read(place, methods):
     folder, _, config = place
     with pytest.raises(ConfigError, match="no method 'nonsense'"):
-        compare(["nowhere"], None, config, options(folder, methods), "overlap", None, print)
+        compare(["nowhere"], None, config, options(folder, methods), "overlap", None, [], print)
