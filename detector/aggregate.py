@@ -4,12 +4,14 @@ Order matters and is the authors' (GASP, section 3): mean over the tokens of a s
 over the removed pieces. The whole per-piece vector is kept beside the maximum.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from detector import blend
 from detector.bundle import Verdict, VerdictHead
 from detector.errors import RecordRejected, RejectReason
 from detector.prompts import Reading
@@ -19,7 +21,11 @@ from detector.trace import I32, Piece, Trace
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Means over the tokens of one span, in nats.
+    """Means over the tokens of one span, in nats but for the two in [0, 1].
+
+    `absent_pairs` is the share of its tokens of which no run of two words stands in a passage, and
+    `attention_share` how much of the attention on passages and answer falls on the passages (`blend`); None
+    where the passes kept no words, no attention.
 
     `drops[k]` and `jsds[k]` belong to the record's piece k; None where the piece was not in the window that
     the span was read in, or with leave-one-out off. `max_drop` and `max_jsd` are their largest values.
@@ -31,6 +37,8 @@ class Features:
     max_jsd: float | None
     surprisal: float
     entropy: float
+    absent_pairs: float | None
+    attention_share: float | None
     drops: tuple[float | None, ...]
     jsds: tuple[float | None, ...]
 
@@ -50,6 +58,11 @@ class SentenceMeasurement:
     """The piece whose removal costs the sentence most; None with leave-one-out off."""
     verdict: Verdict | None = None
     """What the head of a bundle says, in the window where it finds the sentence best grounded."""
+
+    @property
+    def log_tokens(self) -> float:
+        """Natural logarithm of the length in tokens, the form in which `blend` adds it."""
+        return math.log(self.n_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,25 @@ def assign_tokens(
     return owner[np.asarray(firsts, dtype=np.int64)]
 
 
+def sentence_tokens(reading: Reading, answer: str) -> dict[int, NDArray[np.intp]]:
+    """Index of each sentence that is judged -> the indices of its tokens, at least one, ascending.
+
+    `assign_tokens` says which they are. A sentence whose only characters share a token with the sentence
+    before ("." + "\n1" in one token) gets that token as well; one with fewer tokens than the profile asks
+    for is left out.
+    """
+    profile, offsets = reading.profile, np.asarray(reading.offsets, dtype=np.int32).reshape(-1, 2)
+    owner = assign_tokens(answer, offsets, reading.sentences, raw=profile.raw_offsets)
+    members = {}
+    for index, (start, end) in enumerate(reading.sentences):
+        tokens = np.flatnonzero(owner == index)
+        if not len(tokens) and not profile.raw_offsets:
+            tokens = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > start))
+        if len(tokens) >= profile.min_sentence_tokens:
+            members[index] = tokens
+    return members
+
+
 def span_features(
     trace: Trace, tokens: NDArray[np.intp], piece_indices: Sequence[int], n_pieces: int
 ) -> Features:
@@ -114,6 +146,10 @@ def span_features(
         max_jsd=max((j for j in jsds if j is not None), default=None),
         surprisal=float(-logprob),
         entropy=float(mean(trace.entropy)),
+        absent_pairs=None if trace.words is None else float(mean(blend.absent_pairs(trace))),
+        attention_share=(
+            None if trace.attention_passages is None else float(mean(blend.attention_share(trace)))
+        ),
         drops=tuple(drops),
         jsds=tuple(jsds),
     )
@@ -132,9 +168,7 @@ def measure(
     one window and not in the others. The response does the same over all its tokens. What `head` says is
     taken where it is lowest, for the same reason. Raises RecordRejected where it says no probability.
     """
-    n_pieces, profile = len(reading.pieces), reading.profile
-    offsets = np.asarray(reading.offsets, dtype=np.int32).reshape(-1, 2)
-    owner = assign_tokens(answer, offsets, reading.sentences, raw=profile.raw_offsets)
+    n_pieces, n_tokens = len(reading.pieces), len(reading.answer_ids)
 
     def best(tokens: NDArray[np.intp]) -> Features:
         seen = [
@@ -143,14 +177,7 @@ def measure(
         ]
         return max(seen, key=lambda features: features.gap)
 
-    members = {}
-    for index, (start, end) in enumerate(reading.sentences):
-        tokens = np.flatnonzero(owner == index)
-        if not len(tokens) and not profile.raw_offsets:
-            # Its only characters share a token with the sentence before ("." + "\n1" in one token).
-            tokens = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > start))
-        if len(tokens) >= profile.min_sentence_tokens:
-            members[index] = tokens
+    members = sentence_tokens(reading, answer)
     verdicts: Sequence[Verdict | None] = [None] * len(members)
     answer_probability = None
     if head is not None and members:
@@ -176,10 +203,10 @@ def measure(
         )
     return Measurement(
         sentences=tuple(sentences),
-        features=best(np.arange(len(offsets))),
+        features=best(np.arange(n_tokens)),
         n_passages=n_passages,
         n_context_tokens=reading.n_context_tokens,
-        n_answer_tokens=len(offsets),
+        n_answer_tokens=n_tokens,
         n_computed_tokens=sum(trace.n_computed_tokens for trace in traces),
         n_windows=len(traces),
         truncated=reading.truncated,
@@ -193,13 +220,11 @@ def lowest_verdicts(
     """The verdict of each sentence (token indices, at least one sentence) in the window where its probability
     is lowest, and the lowest probability of the answer. Raises RecordRejected where one is no probability.
     """
-    seen = [head.verdicts(trace, sentences) for trace in traces]
+    seen, answers = zip(*(head.judge(trace, sentences) for trace in traces), strict=True)
     lowest = [min(windows, key=lambda verdict: verdict.probability) for windows in zip(*seen, strict=True)]
-    answer = min(head.response(trace, sentences) for trace in traces)
-    said = np.array(
-        [number for window in seen for verdict in window for number in astuple(verdict)] + [answer]
-    )
-    probabilities = np.array([verdict.probability for window in seen for verdict in window] + [answer])
+    verdicts = [verdict for window in seen for verdict in window]
+    said = np.array([number for verdict in verdicts for number in astuple(verdict)] + list(answers))
+    probabilities = np.array([verdict.probability for verdict in verdicts] + list(answers))
     if not (np.isfinite(said).all() and ((probabilities >= 0) & (probabilities <= 1)).all()):
         raise RecordRejected(RejectReason.SCORING_FAILED, "the bundle's head gave no probability")
-    return lowest, answer
+    return lowest, min(answers)

@@ -6,12 +6,15 @@ attention that lands on the passages and on the answer so far, and, for the few 
 forward (CORTEX's residual), the head mean over earlier answer tokens. Extra memory is one tile plus the
 results, whatever the number of layers and the length of the context.
 
-The model itself keeps running on scaled-dot-product attention: `attend` stands in its place under the name
-`leadline` in transformers' attention interface and calls it.
+`attend` stands in the place of scaled-dot-product attention under the name `leadline` in transformers'
+attention interface. What transformers runs there builds a dense mask as soon as a cache comes before the
+queries, and computes the whole rectangle. Here the queries meet the cache (no mask) and one another (causal)
+in separate calls, which are merged by their log-sum-exps (as in Hydragen, arXiv 2402.05099); a hidden span of
+the cache is simply left out.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,6 +37,18 @@ class Rows:
     stop: int
 
 
+@dataclass(slots=True)
+class Hiding:
+    """Cached positions `start:stop` that no query of a call may attend to.
+
+    Layers report here that they obeyed: one that does not run on our attention cannot be kept from looking.
+    """
+
+    start: int
+    stop: int
+    layers: set[int] = field(default_factory=set)
+
+
 @dataclass(frozen=True, slots=True)
 class Shares:
     """Attention of R rows in one layer: both (H, R), in [0, 1]; the rest is the question's."""
@@ -43,7 +58,8 @@ class Shares:
 
 
 See = Callable[[int, Tensor, Tensor, Tensor | None, float], None]
-"""(layer, queries (H, T, d), keys (H_kv, S, d), mask (T, S) or None, scaling)."""
+"""(layer, queries (H, T, d), keys (H_kv, S, d), mask (T, S) or None, scaling). Without a mask a query sees
+every key up to its own, the queries being the last T of the S positions."""
 
 
 def attend(
@@ -53,21 +69,121 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     see: See | None = None,
+    hiding: Hiding | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Scaled-dot-product attention as transformers runs it; `see` is shown the operands of batch row 0."""
-    out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    if see is not None and kwargs.get("position_bias") is None:  # a bias would be missing from our weights
+    """Attention (B, T, H, d) of T queries (B, H, T, d) to S keys, the cache's tokens first.
+
+    `see` is shown the operands of batch row 0; `hiding` keeps a span of the cache from every query.
+    """
+    scaling = kwargs.get("scaling")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    biased = any(kwargs.get(name) is not None for name in ("position_bias", "softcap"))
+    asked = kwargs.get("is_causal")
+    causal = getattr(module, "is_causal", True) if asked is None else asked
+    causal = causal or query.shape[2] == 1  # the last position sees everything either way
+    if attention_mask is None and causal and not biased and _splits(query, key, value):
+        out = attend_apart(query, key, value, scaling, hiding).transpose(1, 2).contiguous()
+    else:
+        mask = _dense(attention_mask, query, key, hiding, causal=causal)
+        out, _ = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+    if see is not None and not biased:  # a bias would be missing from our weights
         mask = None if attention_mask is None else attention_mask[0, 0]
-        scaling = kwargs.get("scaling")
-        see(module.layer_idx, query[0], key[0], mask, query.shape[-1] ** -0.5 if scaling is None else scaling)
+        see(module.layer_idx, query[0], key[0], mask, scaling)
+    if hiding is not None:
+        hiding.layers.add(module.layer_idx)
     return out, None
+
+
+def attend_apart(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, hiding: Hiding | None = None
+) -> Tensor:
+    """Causal attention (B, H, T, d) of the last T of S positions, without a mask and without copies of keys.
+
+    One square causal call over the queries' own keys and one call for each visible stretch of the cache, in
+    which the heads that share keys stand one behind the other as queries. Each call's softmax runs over its
+    own keys: weighted by their shares of the common normaliser, the outputs add up to the whole's.
+    """
+    n_cached = key.shape[2] - query.shape[2]
+    stretches = [(0, n_cached)] if hiding is None else [(0, hiding.start), (hiding.stop, n_cached)]
+    parts = [_flash(query, key[:, :, n_cached:], value[:, :, n_cached:], scaling, causal=True)]
+    folded = query.reshape(query.shape[0], key.shape[1], -1, query.shape[3])
+    for start, stop in stretches:
+        if start < stop:
+            part = _flash(folded, key[:, :, start:stop], value[:, :, start:stop], scaling, causal=False)
+            parts.append((part[0].reshape(query.shape), part[1].reshape(query.shape[:3])))
+    if len(parts) == 1:
+        return parts[0][0]
+    weights = torch.softmax(torch.stack([lse for _, lse in parts]), dim=0).unsqueeze(-1)
+    out = weights[0] * parts[0][0]
+    for weight, (part_out, _) in zip(weights[1:], parts[1:], strict=True):
+        out += weight * part_out
+    return out.to(query.dtype)
+
+
+def make_mask(**kwargs: Any) -> Tensor | None:
+    """The mask that transformers asks for, or None where `attend_apart` does without: every query sees all
+    positions up to its own. A sliding window that nothing has left yet is such a case.
+    """
+    window = kwargs.get("local_size")
+    causal = kwargs.get("allow_is_causal_skip", True) and kwargs.get("attention_mask") is None
+    first = kwargs.get("kv_offset", 0)
+    aligned = kwargs.get("q_offset", 0) + kwargs["q_length"] == first + kwargs["kv_length"]
+    small = window is None or kwargs["kv_length"] < window
+    if causal and aligned and small and _has_flash(kwargs.get("device", "cpu")):
+        return None
+    mask: Tensor | None = sdpa_mask(**kwargs)
+    return mask
 
 
 def register() -> None:
     """Make `attn_implementation="leadline"` known to transformers. May be called again."""
     AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, make_mask)
+
+
+def _has_flash(device: torch.device | str) -> bool:
+    """Whether `_flash` serves this device. Elsewhere (CUDA) attention runs with a dense mask."""
+    return torch.device(device).type == "cpu"
+
+
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Output (B, H, T, d) and log-sum-exps (B, H, T), float32 or better, of one call on a CPU.
+
+    A private operator of torch, the one behind its scaled-dot-product attention on a CPU, because no public
+    function returns the log-sum-exps. `test_attention.py` holds it against the formula.
+    """
+    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, scale=scaling
+    )
+    return found[0], found[1]
+
+
+def _splits(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether `_flash` takes these: heads of one width, dense in memory."""
+    dense = all(operand.stride(-1) == 1 for operand in (query, key, value))
+    same = query.shape[-1] == key.shape[-1] == value.shape[-1]
+    return dense and same and _has_flash(query.device)
+
+
+def _dense(
+    mask: Tensor | None, query: Tensor, key: Tensor, hiding: Hiding | None, *, causal: bool
+) -> Tensor | None:
+    """The mask (B or 1, 1, T, S) that says all, hidden columns included; None where `is_causal` says all."""
+    n_queries, n_keys = query.shape[2], key.shape[2]
+    if mask is None:
+        if hiding is None and (not causal or n_queries in (1, n_keys)):
+            return None
+        position = torch.arange(n_keys, device=key.device)
+        last = position[n_keys - n_queries :, None] if causal else position[-1:].expand(n_queries, 1)
+        mask = (position <= last)[None, None]
+    if hiding is None:
+        return mask
+    hidden = torch.zeros(n_keys, dtype=torch.bool, device=key.device)
+    hidden[hiding.start : hiding.stop] = True
+    return mask.masked_fill(hidden, False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min)
 
 
 def shares(

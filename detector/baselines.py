@@ -2,13 +2,12 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from detector.trace import F32, I32, Trace
+from detector.trace import F32, Trace
 
 
 def score_perplexity(trace: Trace) -> F32:
@@ -19,43 +18,6 @@ def score_perplexity(trace: Trace) -> F32:
 def score_length(trace: Trace) -> F32:
     """(A,) ones: summed over a span they are its length in tokens."""
     return np.ones(len(trace.token_ids), dtype=np.float32)
-
-
-def word_overlap(answer: str, offsets: I32, passages: Sequence[str]) -> NDArray[np.bool_]:
-    """(A,) True where every word that the token touches stands in some passage.
-
-    Words are compared by `words`. A token that touches none (white space, punctuation, emoji) is True: it
-    claims nothing that could be missing.
-    """
-    known = {key for passage in passages for _, _, key in words(passage)}
-    absent = np.zeros(len(answer) + 1, dtype=np.int64)  # before each character: absent ones so far
-    for start, end, key in words(answer):
-        absent[start + 1 : end + 1] = key not in known
-    absent = np.cumsum(absent)
-    return np.asarray(absent[offsets[:, 1]] == absent[offsets[:, 0]])
-
-
-def score_overlap(overlap: NDArray[np.bool_]) -> F32:
-    """(A,) 1 where the token's word is in no passage, else 0. Higher = less grounded.
-
-    Nothing in between: how rare or how near a word is would be another method, and a baseline must be one
-    that anybody would write.
-    """
-    return (~overlap).astype(np.float32)
-
-
-def absent_words(
-    answer: str, sentences: Sequence[tuple[int, int]], passages: Sequence[str]
-) -> NDArray[np.float64]:
-    """(n,) share of each sentence's words that are in no passage, in [0, 1]; 0 for one without words.
-
-    `sentences` are code points start:end. A word belongs to the sentence it starts in, and counts as often
-    as it stands there: the mean of `score_overlap` would count it once per token and punctuation with it.
-    """
-    known = {key for passage in passages for _, _, key in words(passage)}
-    found = [(start, key not in known) for start, _, key in words(answer)]
-    shares = [[absent for at, absent in found if start <= at < end] for start, end in sentences]
-    return np.array([np.mean(share) if share else 0.0 for share in shares])
 
 
 def words(text: str) -> Iterator[tuple[int, int, str]]:

@@ -7,6 +7,9 @@
 
 Equal weights: nothing is fitted. Which four: chosen by the sentence AUROC on 280 RAGTruth QA sources, where
 each of them alone is a weak method (.60 to .74) and they fail on different sentences.
+
+An audit stores the means of the token readings below (`aggregate`) and adds them up later, by FEATURES
+(`calibration.score`); `features` is the same sum's terms in one go, for `leadline evaluate`.
 """
 
 from collections.abc import Sequence
@@ -15,11 +18,12 @@ import numpy as np
 
 from detector.errors import DetectorError
 from detector.heads import F64, Tokens
-from detector.probe import Keep
 from detector.trace import F32, Trace
 from detector.words import COLUMNS
 
-KEEP = Keep(leave_one_out=False, words=True, attention=True)
+FEATURES = {"jsd_none": -1, "absent_pairs": +1, "attention_share": -1, "log_tokens": +1}
+"""Sentence feature -> +1 where a large one means less grounded, else -1."""
+
 _ABSENT_PAIR = COLUMNS.index("absent_2")
 
 
@@ -50,7 +54,7 @@ def score(trace: Trace) -> F32:
 
 
 def features(trace: Trace, sentences: Sequence[Tokens]) -> F64:
-    """(n, 4) the readings of each sentence, means over its tokens; each higher = less grounded."""
-    columns = np.stack([-trace.jsd_no_context, absent_pairs(trace), -attention_share(trace)], axis=1)
+    """(n, 4) FEATURES of each sentence, means over its tokens; each signed so that higher = less grounded."""
+    columns = np.stack([trace.jsd_no_context, absent_pairs(trace), attention_share(trace)], axis=1)
     rows = [[*columns[tokens].mean(axis=0, dtype=np.float64), np.log(len(tokens))] for tokens in sentences]
-    return np.array(rows, dtype=np.float64).reshape(len(sentences), 4)
+    return np.array(rows, dtype=np.float64).reshape(-1, len(FEATURES)) * list(FEATURES.values())

@@ -53,12 +53,10 @@ class VerdictHead(Protocol):
         """What the passes must keep for it."""
         ...
 
-    def verdicts(self, trace: Trace, sentences: Sequence[Tokens]) -> list[Verdict]:
-        """One verdict per sentence of a window."""
-        ...
-
-    def response(self, trace: Trace, sentences: Sequence[Tokens]) -> float:
-        """Probability that the answer holds unsupported text, as one window shows it."""
+    def judge(self, trace: Trace, sentences: Sequence[Tokens]) -> tuple[list[Verdict], float]:
+        """One verdict per sentence, and the probability that the answer holds unsupported text, as one
+        window shows them.
+        """
         ...
 
 

@@ -17,12 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detector.errors import ProfileError
-from detector.methods import LABEL_FREE, Method
+from detector.methods import Method
 
 F64 = NDArray[np.float64]
 
-FEATURES = ("gap", "jsd_none", "max_drop", "max_jsd", "surprisal", "entropy", "n_tokens")
-"""What a reference can hold statistics of: the measured features, and the length in tokens."""
+FEATURES = (
+    *("gap", "jsd_none", "max_drop", "max_jsd", "surprisal", "entropy", "absent_pairs", "attention_share"),
+    *("n_tokens", "log_tokens"),
+)
+"""What a reference can hold statistics of: the measured features, the length in tokens and its logarithm."""
+
+UNSCALED = "gasp"
+"""What decides without statistics: the one sum of which every feature has the same unit, nats."""
 
 NOTE = (
     "Scores are sums of standardised features, not probabilities. The threshold marks the flag_budget share "
@@ -117,7 +123,8 @@ class Reference:
     """What scores are standardised with and compared to, and what it was made of.
 
     Valid only for measurements of the same scorer, prompt profile and leave-one-out mode. A feature that was
-    never measured (`max_drop` with leave-one-out off) has no entry.
+    never measured (`max_drop` with leave-one-out off, `attention_share` where attention cannot be read, or
+    before Leadline measured it) has no entry.
     """
 
     statistics_from: str
@@ -147,10 +154,10 @@ class Reference:
     @classmethod
     def identity(cls) -> "Reference":
         """Mean 0 and sd 1 for everything: for one record on its own, where there is no traffic to compare
-        with. Its scores rank the sentences of one answer and have no threshold.
+        with. Its scores rank the sentences of one answer and have no threshold; UNSCALED decides.
         """
         plain = dict.fromkeys(FEATURES, Scale(0.0, 1.0))
-        return cls("identity", "", "", "", "", 0, 0, plain, plain, LABEL_FREE)
+        return cls("identity", "", "", "", "", 0, 0, plain, plain, UNSCALED)
 
     def to_json(self) -> str:
         """The profile file: readable, the same bytes for the same reference."""
@@ -202,14 +209,15 @@ def score(features: Mapping[str, F64], method: Method, scales: Mapping[str, Scal
     grounded; of a trained method its probability. `features`: name -> (n,) finite values. Raises ProfileError
     for a feature without a scale.
     """
+    first = next(iter(method.features))
     if method.trained:
-        return features[method.features[0]]
-    total = np.zeros(len(features[method.features[0]]))
-    for name in method.features:
+        return features[first]
+    total = np.zeros(len(features[first]))
+    for name, sign in method.features.items():
         if name not in scales:
             raise ProfileError(f"no reference statistics for {name}")
-        total += (features[name] - scales[name].mean) / scales[name].sd
-    return method.direction * total
+        total += sign * (features[name] - scales[name].mean) / scales[name].sd
+    return total
 
 
 def budget_threshold(scores: F64, budget: float) -> float:

@@ -11,6 +11,8 @@ from detector.errors import ProfileError
 from detector.methods import METHODS
 from detector.record import Record
 
+_LENGTHS = ("n_tokens", "log_tokens")
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
@@ -83,9 +85,11 @@ def _feature(sentence: SentenceMeasurement, name: str) -> float:
                 "ensemble was not measured: no bundle fits this scorer (`leadline fit` makes one)"
             )
         return sentence.verdict.probability
-    value = sentence.n_tokens if name == "n_tokens" else getattr(sentence.features, name)
+    value = getattr(sentence if name in _LENGTHS else sentence.features, name)
     if value is None:
-        raise ProfileError(f"{name} was not measured: leave-one-out was off")
+        blind = name == "attention_share"
+        why = "this scorer's attention cannot be read" if blind else "leave-one-out was off"
+        raise ProfileError(f"{name} was not measured: {why}")
     return float(value)
 
 

@@ -1,8 +1,9 @@
-"""Run the conditions of a record through a causal language model (`exact` leave-one-out).
+"""Run the conditions of a record through a causal language model.
 
 The tree is walked depth first over one key-value cache: a node's tokens are computed once, on the cache of
-the path above it, and the cache is cut back to the branch point before the next child. Only the hidden
-states of answer rows are kept; the model's own output head never runs.
+the path above it, and the cache is cut back to the branch point before the next child. Tokens that may not
+see a span (masked leave-one-out) run on the same cache and leave that span out. Only the hidden states of
+answer rows are kept; the model's own output head never runs.
 """
 
 from collections.abc import Sequence
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from detector.attention import Rows
+from detector.attention import NAME, Hiding, Rows
+from detector.errors import ScorerError
 from detector.prefix_tree import Ids, Node, build_tree
-from detector.probe import Probe
+from detector.probe import Probe, blocks
 
 
 @torch.inference_mode()
@@ -27,7 +29,8 @@ def last_rows(
     `body` is the model below its output head (final norm included). Also returns how many tokens were
     computed. To score A answer tokens pass prompt + answer without its last token and A rows: the row at
     a position predicts the token after it, so the first answer token is scored by the last prompt row.
-    `probes` watch their sequences on the way.
+    `probes` watch their sequences on the way, where nothing is hidden. Raises ScorerError where something
+    is hidden and a layer of the model would see it all the same.
     """
     tree = build_tree(sequences)
     device = next(body.parameters()).device
@@ -40,7 +43,6 @@ def last_rows(
         for probe in probes:
             probe.see(*operands)
 
-    more: dict[str, Any] = {"see": see} if probes else {}
     with ExitStack() as stack:
         for probe in probes:
             stack.enter_context(probe.watching())
@@ -52,13 +54,40 @@ def last_rows(
             rows = _answer_rows(node, sequences, n_rows)
             for probe in probes:
                 probe.enter(rows)
+            hiding = node.hidden and Hiding(*node.hidden)
+            more: dict[str, Any] = {}
+            if hiding is not None:
+                _check_name(body)
+                more["hiding"] = hiding
+            elif probes:
+                more["see"] = see
             states = body(input_ids=tokens, cache=cache, use_cache=True, **more).last_hidden_state[0]
+            if hiding is not None:
+                _check_hidden(body, hiding)
             for index, found in rows.items():
                 parts[index].append(states[found.start : found.stop])
     hidden = [torch.cat(part) for part in parts]
     for probe in probes:
         probe.finish(hidden)
     return hidden, tree.n_tokens
+
+
+def _check_name(body: Any) -> None:
+    if body.config._attn_implementation != NAME:
+        raise _no_hiding(body, "any")
+
+
+def _check_hidden(body: Any, hiding: Hiding) -> None:
+    n_layers = len(blocks(body))
+    if len(hiding.layers) != n_layers:
+        raise _no_hiding(body, f"{n_layers - len(hiding.layers)} of {n_layers}")
+
+
+def _no_hiding(body: Any, layers: str) -> ScorerError:
+    return ScorerError(
+        f"{type(body).__name__}: no passage can be hidden from {layers} layers, which do not attend through "
+        "Leadline's interface (loo: masked); use --loo exact or another scorer"
+    )
 
 
 def _answer_rows(node: Node, sequences: Sequence[Ids], n_rows: Sequence[int]) -> dict[int, Rows]:

@@ -37,6 +37,8 @@ class Conditions:
     none: str
     without: tuple[str, ...]
     pieces: tuple[Piece, ...]
+    chunks: tuple[Span, ...]
+    """Where each piece stands in `full`, code points."""
     n_context_tokens: int
     truncated: bool
 
@@ -81,6 +83,7 @@ def conditions(record: Record, tokenizer: Any, version: str, k: int) -> Conditio
         none=none,
         without=tuple(prompt(text, record.question) for text in without),
         pieces=tuple(_piece(record, start, end) for start, end in chunks),
+        chunks=tuple((len(CONTEXT) + start, len(CONTEXT) + min(end, len(kept))) for start, end in chunks),
         n_context_tokens=n_tokens,
         truncated=truncated,
     )

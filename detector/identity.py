@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from detector.errors import ScorerError
-from detector.scorers import EMBEDDED, KNOWN
+from detector.scorers import EMBEDDED, KNOWN, READABLE
 from detector.weights import (
     WHEEL_SHA256,
     converted_gguf,
@@ -36,6 +36,8 @@ class ScorerInfo:
     fingerprint: str
     window_tokens: int
     dtype: str
+    reads_attention: bool
+    """Whether its attention can be read, by its family: what an audit measures and is judged by follows."""
 
 
 def fingerprint(
@@ -60,7 +62,8 @@ def fingerprint(
     else:
         config, mark = _hub_config(name, source)
     window = _window(name, config.get("max_position_embeddings"), window_tokens)
-    return ScorerInfo(name, mark, window, place(device, dtype)[1])
+    readable = config.get("model_type") in READABLE
+    return ScorerInfo(name, mark, window, place(device, dtype)[1], readable)
 
 
 def shipped_bundle(name: str) -> Path | None:

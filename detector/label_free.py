@@ -71,7 +71,7 @@ def _lengths(_: Trace, members: Sequence[Tokens]) -> F64:
 
 
 LABEL_FREE: dict[str, LabelFree] = {
-    "blend": LabelFree(blend.KEEP, blend.score, blend.features),
+    "blend": LabelFree(Keep(leave_one_out=False, words=True, attention=True), blend.score, blend.features),
     "gap": _plain(gasp.score_gap),
     "jsd_none": _plain(gasp.score_jsd_none),
     "gasp_economical": _gasp(

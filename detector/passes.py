@@ -15,7 +15,7 @@ from torch import Tensor
 from detector.errors import DetectorError, RecordRejected, RejectReason
 from detector.forward import last_rows
 from detector.lumina import mmd
-from detector.prefix_tree import Ids
+from detector.prefix_tree import Ids, hide
 from detector.probe import Keep, Probe
 from detector.prompts import Reading, Window
 from detector.trace import Trace
@@ -131,15 +131,21 @@ class _Pass:
             raise DetectorError(
                 "lumina reads the answer with foreign passages, and none were given: trace with foil=..."
             )
-        prompts = [window.full, window.none, *(window.without if keep.leave_one_out else ())]
-        if foil is not None:
-            prompts.append(foil)
         scored = reading.answer_ids[segment.start : segment.stop]
         # The last answer token predicts nothing that is scored: it is computed for its own row alone.
         tail = reading.answer_ids[segment.tail : segment.stop - (not keep.own_rows)]
         first = len(window.full) + segment.start - segment.tail
+        sequences = [window.full + tail, window.none + tail]
+        if keep.leave_one_out and keep.masked:
+            stop = window.layout.passages[1]
+            read, rest = window.full[:stop], window.full[stop:] + tail
+            sequences += [read + hide(rest, *span) for span in window.spans]
+        elif keep.leave_one_out:
+            sequences += [prompt + tail for prompt in window.without]
+        if foil is not None:
+            sequences.append(foil + tail)
         return cls(
-            tuple(prompt + tail for prompt in prompts),
+            tuple(sequences),
             scored,
             window.layout,
             (first, first + len(scored)),

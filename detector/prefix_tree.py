@@ -1,13 +1,20 @@
 """The conditions of one record as a tree of shared token prefixes.
 
 All conditions start alike, and leave-one-out conditions share everything before the removed piece. A node
-holds tokens that are computed once for every sequence below it; the sum over nodes is what `exact` costs.
+holds tokens that are computed once for every sequence below it; the sum over nodes is what a record costs.
+
+Where a piece is hidden instead of removed, a token carries the span that its row may not see (`hide`). It is
+then another token than the same one with everything in sight, and the tree needs to know nothing more.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 Ids = tuple[int, ...]
+"""Token ids, each below 2^32, or with the span that is hidden from its row above them (`hide`)."""
+
+_BITS = 32
+_LOW = (1 << _BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +25,8 @@ class Node:
     tokens: Ids
     sequences: tuple[int, ...]
     children: tuple["Node", ...]
+    hidden: tuple[int, int] | None = None
+    """Positions `start:stop` that none of these tokens may see. They come before the node."""
 
     @property
     def stop(self) -> int:
@@ -36,8 +45,19 @@ class Node:
         return sum(len(node.tokens) for node in self.walk())
 
 
+def hide(ids: Ids, start: int, stop: int) -> Ids:
+    """The same tokens, with positions `start:stop` of their sequence hidden from their rows.
+
+    The span must come before the tokens: what was computed earlier can be left out, not undone.
+    """
+    code = (start << _BITS) + (stop << 2 * _BITS) if start < stop else 0
+    return tuple(token + code for token in ids)
+
+
 def build_tree(sequences: Sequence[Ids]) -> Node:
     """Merge `sequences` on equal prefixes. Equal sequences share one leaf; an empty root is allowed.
+
+    Raises ValueError for a hidden span that does not come before the tokens it is hidden from.
 
     >>> tree = build_tree([(1, 2, 3, 9), (1, 2, 9), (1, 3, 9)])
     >>> tree.tokens, tree.n_tokens
@@ -53,9 +73,15 @@ def _node(sequences: Sequence[Ids], members: tuple[int, ...], start: int) -> Nod
     low = min(sequences[i] for i in members)
     high = max(sequences[i] for i in members)
     stop = next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
+    code = low[start] >> _BITS if start < stop else 0
+    stop = next((at for at in range(start, stop) if low[at] >> _BITS != code), stop)
+    hidden = (code & _LOW, code >> _BITS) if code else None
+    if hidden is not None and hidden[1] > start:
+        raise ValueError(f"positions {hidden} cannot be hidden from position {start}")
     branches: dict[int, list[int]] = {}
     for i in members:
         if len(sequences[i]) > stop:
             branches.setdefault(sequences[i][stop], []).append(i)
     children = tuple(_node(sequences, tuple(group), stop) for group in branches.values())
-    return Node(start, low[start:stop], members, children)
+    tokens = tuple(symbol & _LOW for symbol in low[start:stop])
+    return Node(start, tokens, members, children, hidden)

@@ -24,8 +24,10 @@ FULL, NONE = 0, 1
 class Keep:
     """What the methods of a run need of the forward passes, beside log-probabilities, entropies and JSDs.
 
-    `layers` counts from 1: layer l is what block l puts out, and n_layers + 1 is the last one after the final
-    norm. `carried` asks for CORTEX's attention-weighted sums at those layers.
+    `masked` makes leave-one-out hide each piece instead of removing it: the context is read once, positions
+    stay, and pieces after the hidden one have read it. `layers` counts from 1: layer l is what block l puts
+    out, and n_layers + 1 is the last one after the final norm. `carried` asks for CORTEX's attention-weighted
+    sums at those layers.
     """
 
     leave_one_out: bool = True
@@ -35,6 +37,7 @@ class Keep:
     attention: bool = False
     layers: tuple[int, ...] = ()
     carried: bool = False
+    masked: bool = False
 
     @property
     def own_rows(self) -> bool:

@@ -7,7 +7,7 @@ so too, except that without any passage it asks the bare question, as the publis
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from detector import gasp_prompts, refind
@@ -52,7 +52,8 @@ PROFILES = {
 class Window:
     """The prompts of one window: pieces `piece_indices` (of Reading.pieces) are in it.
 
-    `without[k]` leaves out `piece_indices[k]`.
+    `without[k]` leaves out `piece_indices[k]`, which stands at tokens `spans[k]` (start:stop) of `full`, all
+    of them before `layout.passages[1]`.
     """
 
     full: Ids
@@ -60,6 +61,7 @@ class Window:
     without: tuple[Ids, ...]
     piece_indices: tuple[int, ...]
     layout: Layout
+    spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ def read_record(record: Record, tokenizer: Any, profile: PromptProfile, window_t
         without = tuple(head + _concat(parts[:k] + parts[k + 1 :]) + tail for k in range(len(parts)))
         full = head + _concat(parts) + tail
         layout = Layout((len(head), len(full) - len(tail)), len(full) - frame.n_header)
-        windows.append(Window(full, frame.none, without, indices, layout))
+        spans = tuple(pairwise(accumulate((len(part) for part in parts), initial=len(head))))
+        windows.append(Window(full, frame.none, without, indices, layout, spans))
     sentences = tuple(split_sentences(record.answer, record.language))
     n_context = sum(len(part) for part in pieces_ids)
     return Reading(profile, ids, offsets, sentences, pieces, tuple(windows), segments, n_context)
@@ -248,8 +251,9 @@ def _read_gasp(
     if longest > window_tokens:
         detail = f"{longest} tokens, the scorer reads {window_tokens}; profile {profile.name} has no windows"
         raise RecordRejected(RejectReason.OVER_WINDOW, detail)
-    layout = _layout(tokenizer, plan.full, record.question)
-    window = Window(prompts[0], prompts[1], tuple(prompts[2:]), tuple(range(len(plan.pieces))), layout)
+    layout, spans = _layout(tokenizer, plan, record.question)
+    indices = tuple(range(len(plan.pieces)))
+    window = Window(prompts[0], prompts[1], tuple(prompts[2:]), indices, layout, spans)
     sentences = tuple(gasp_prompts.sentence_spans(record.answer))
     segments = (Segment(0, 0, len(ids)),)
     return Reading(
@@ -270,8 +274,12 @@ def _whole(tokenizer: Any, text: str) -> Ids:
     return tuple(tokenizer(text, split_special_tokens=True, verbose=False)["input_ids"])
 
 
-def _layout(tokenizer: Any, text: str, question: str) -> Layout:
-    """Where passages and header stand in a whole prompt of the GASP author's template."""
+def _layout(tokenizer: Any, plan: gasp_prompts.Conditions, question: str) -> tuple[Layout, tuple[Span, ...]]:
+    """Where passages and header, and where the chunks stand in a whole prompt of the GASP author's template.
+
+    A token across the edge of two chunks goes to the later one.
+    """
+    text = plan.full
     encoded = tokenizer(text, split_special_tokens=True, return_offsets_mapping=True, verbose=False)
     stops = [stop for _, stop in encoded["offset_mapping"]]
 
@@ -281,4 +289,5 @@ def _layout(tokenizer: Any, text: str, question: str) -> Layout:
     header = len(text) - len(gasp_prompts.HEADER)
     passages = len(gasp_prompts.prompt("", question)) - len(gasp_prompts.CONTEXT)
     first, stop = len(gasp_prompts.CONTEXT), len(text) - passages
-    return Layout((tokens_before(first), tokens_before(stop)), tokens_before(header))
+    chunks = tuple((tokens_before(start), tokens_before(end)) for start, end in plan.chunks)
+    return Layout((tokens_before(first), tokens_before(stop)), tokens_before(header)), chunks

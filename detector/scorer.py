@@ -91,7 +91,8 @@ class Scorer:
             )
             # Ours stands in for scaled-dot-product attention only. A family that must not run on it
             # (soft-capped scores, sinks) keeps its own: it can be scored, its attention cannot be read.
-            if model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation():
+            usual = model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
+            if usual or info.reads_attention:  # whatever its config.json prefers
                 model.set_attn_implementation(attention.NAME)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ScorerError(no_model(name, error)) from None
@@ -118,6 +119,11 @@ class Scorer:
     def dtype(self) -> str:
         """The dtype of the weights; sums always run in float32 or better."""
         return self.info.dtype
+
+    @property
+    def reads_attention(self) -> bool:
+        """Whether `measure` reads the scorer's attention; where not, `blend` cannot judge."""
+        return self.info.reads_attention
 
     def trace(
         self,
@@ -160,16 +166,31 @@ class Scorer:
         return read_record(record, self.tokenizer, self.profile, self.window_tokens)
 
     def measure(
-        self, record: Record, *, leave_one_out: bool = True, min_answer_tokens: int = 1
+        self,
+        record: Record,
+        *,
+        leave_one_out: bool = True,
+        masked: bool = False,
+        min_answer_tokens: int = 1,
     ) -> Measurement:
         """Numbers without opinions for every sentence and the response, and the verdicts of the bundle where
-        there is one. Raises RecordRejected, and ProfileError for a bundle that needs leave-one-out.
+        there is one. `masked` hides each piece instead of removing it. Raises RecordRejected, and
+        ProfileError for a bundle that needs exact leave-one-out.
         """
         judge = self._judge
         keep = Keep() if judge is None else judge.keep
         if judge is not None and keep.leave_one_out and not leave_one_out:
             raise ProfileError("the bundle reads leave-one-out passes, which are off (loo)")
-        reading, traces = self.trace(record, replace(keep, leave_one_out=leave_one_out))
+        if judge is not None and keep.leave_one_out and masked:
+            raise ProfileError("the bundle was fitted on exact leave-one-out passes, not masked ones (loo)")
+        keep = replace(
+            keep,
+            leave_one_out=leave_one_out,
+            masked=masked,
+            words=True,  # these two for `blend`, which may be asked for long after
+            attention=keep.attention or self.reads_attention,
+        )
+        reading, traces = self.trace(record, keep)
         if len(reading.answer_ids) < min_answer_tokens:
             detail = f"{len(reading.answer_ids)} tokens, {min_answer_tokens} needed"
             raise RecordRejected(RejectReason.ANSWER_TOO_SHORT, detail)
@@ -181,8 +202,8 @@ class Scorer:
         """Measure and judge one record, by the reference's deciding method where `method` names none.
 
         Without a reference the bundle decides, at its operating point of 5 % false alarms. Without either,
-        features are added unscaled (nats), which orders the sentences of one answer but is not comparable
-        across scorers, and nothing is flagged. Raises RecordRejected.
+        the features of gasp are added unscaled (nats), which orders the sentences of one answer but is not
+        comparable across scorers, and nothing is flagged. Raises RecordRejected.
         """
         if reference is None:
             reference = Reference.identity()

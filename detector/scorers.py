@@ -11,6 +11,14 @@ class KnownScorer:
     window_tokens: int
 
 
+READABLE = (
+    *("llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma"),
+    *("gemma3_text", "phi3", "olmo2", "olmo3", "granite", "smollm3", "glm4", "ernie4_5"),
+)
+"""Families (`model_type` in config.json) of which every layer runs on our attention (`detector.attention`),
+so that it can be read. Written down, because a driver must know it before any weight is loaded; each is
+tested. A scorer of another family is judged by methods that need no attention."""
+
 EMBEDDED = "smollm2-135m"
 """The default: SmolLM2-135M-Instruct (Apache-2.0), carried by a wheel on the package index."""
 

@@ -91,17 +91,20 @@ def audit(
     """
     from jobs.bundles import find_bundle, remember
     from jobs.listing import InputFile, cut, freeze
-    from jobs.threshold import check_origin, load_reference, operating_point
+    from jobs.threshold import check_origin, load_reference, operating_point, reads_attention
 
     storage, out = Storage(config.storage), absolute(out)
     reference = load_reference(profile, storage) if profile else None
     scorer = (identify or identify_scorer)(config)
     bundle = find_bundle(config, scorer, storage)
-    config, scorer = config.resolved(bundle and bundle.digest), scorer | remember(bundle)
+    asked, digest, scorer = config, bundle and bundle.digest, scorer | remember(bundle)
+    config = asked.resolved(digest, reads_attention=reads_attention(scorer))
     if reference is None:
         operating_point(config, scorer)  # the judge looks it up too, hours later
     run = resume_run(storage, out, logs, config, scorer)
     if run is not None:
+        # An older version of Leadline may have measured less.
+        config = asked.resolved(digest, reads_attention=reads_attention(run.scorer))
         success = read_success(storage, out)
         if success is not None and success["judged_by"] == _judged_by(config, reference):
             return _result(out, run, success, n_units_measured=0)

@@ -39,12 +39,11 @@ def find_bundle(config: Config, scorer: dict[str, Any], storage: Storage) -> "Bu
             f"setting bundle: {config.bundle_digest} is asked for, there is {found or 'none'}; "
             "put the other one back, or leave the # out"
         )
-    if bundle is not None and bundle.card.keep.leave_one_out and config.loo == "off":
+    if bundle is not None and bundle.card.keep.leave_one_out and config.loo != "exact":
         if config.bundle_place == "auto":
             return None
-        raise ConfigError(
-            "setting loo: off leaves out what this bundle reads; use --loo exact or --bundle none"
-        )
+        what = "leaves out what this bundle reads" if config.loo == "off" else "is not what it was fitted on"
+        raise ConfigError(f"setting loo: {config.loo} {what}; use --loo exact or --bundle none")
     return bundle
 
 

@@ -64,7 +64,7 @@ class Run:
     config: dict[str, Any]
     measured_by: dict[str, Any]
     scorer: dict[str, Any]
-    """name, fingerprint, window_tokens, dtype."""
+    """name, fingerprint, window_tokens, dtype, reads_attention; the bundle, where one is used."""
     versions: dict[str, str]
 
 

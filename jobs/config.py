@@ -31,7 +31,20 @@ class ScorerConfig(_Section):
 class ReadConfig(_Section):
     """How log files become records."""
 
-    format: Literal["auto", "jsonl", "json", "csv", "parquet"] = "auto"
+    # Of the files (rows of one answer each), or whose spans they hold (jobs/formats/systems.py).
+    format: Literal[
+        "auto",
+        "jsonl",
+        "json",
+        "csv",
+        "parquet",
+        "openinference",
+        "langfuse",
+        "langsmith",
+        "mlflow",
+        "trulens",
+        "genai",
+    ] = "auto"
     unit_bytes: int = Field(default=1 << 20, ge=1024)  # slice of a JSONL file that one work unit covers
     unit_rows: int = Field(default=512, ge=1)  # rows of a Parquet row group that one work unit covers
     max_record_bytes: int = Field(default=16 << 20, ge=1024)  # a longer line or row is a reject
@@ -49,7 +62,7 @@ FLAG_BUDGET = 0.10
 class JudgeConfig(_Section):
     """Every opinion about what is shown. Changing it costs no forward pass."""
 
-    deciding_method: str = "auto"  # the bundle's where one is used, else the best that needs no labels
+    deciding_method: str = "auto"  # the best of `methods`: the bundle's where one is used
     # Which sentences are flagged, without a profile: a share of the run's, or those over a bundle's operating
     # point with this false-alarm rate on its training data. Neither: 0.05 with a bundle, a tenth without.
     flag_budget: float | None = Field(default=None, gt=0, lt=1)
@@ -80,11 +93,11 @@ class Config(_Section):
     scorer: ScorerConfig = ScorerConfig()
     # How a record becomes a prompt.
     profile: Literal["plain", "chat", "refind", "gasp-v1", "gasp-v2"] = "plain"
-    loo: Literal["exact", "off"] = "exact"
+    loo: Literal["exact", "masked", "off"] = "exact"  # each piece removed, hidden from the answer, or neither
     # The trained head that judges: auto is the one that ships for this scorer and profile, if there is one;
     # none; or a folder or URL. PLACE#DIGEST pins its content, and is what a run remembers.
     bundle: str = "auto"
-    methods: tuple[str, ...] = AUTO  # all that this run can be judged by
+    methods: tuple[str, ...] = Field(default=AUTO, min_length=1)  # auto: all that this run can be judged by
     fields: dict[str, str] = {}  # our name -> dotted path in your rows, before the built-in aliases
     read: ReadConfig = ReadConfig()
     judge: JudgeConfig = JudgeConfig()
@@ -114,22 +127,22 @@ class Config(_Section):
         found = _PINNED.search(self.bundle)
         return found and found[1]
 
-    def resolved(self, digest: str | None) -> "Config":
-        """The same with everything that is `auto` filled in; `digest`: of the bundle that is used, or None.
+    def resolved(self, digest: str | None, *, reads_attention: bool) -> "Config":
+        """The same with everything that is `auto` filled in.
 
-        Raises ConfigError where that leaves something to decide, or nothing to decide by.
+        `digest`: of the bundle that is used, or None. `reads_attention`: whether the run measures the
+        scorer's attention, as its family says (`detector.identity`). Raises ConfigError for methods that
+        read what this run does not measure, or that decide without being among `methods`.
         """
-        from detector.methods import LABEL_FREE, METHODS  # local: keeps `leadline --help` free of numpy
+        from detector.methods import METHODS, usable  # local: keeps `leadline --help` free of numpy
 
         methods, deciding = self.methods, self.judge.deciding_method
         if methods == AUTO:
-            trained = tuple(name for name in METHODS if METHODS[name].trained and digest)
-            free = tuple(name for name in METHODS if not METHODS[name].trained)
-            if self.loo == "off" and not (METHODS[LABEL_FREE].needs_leave_one_out and not trained):
-                free = tuple(name for name in free if not METHODS[name].needs_leave_one_out)
-            methods = trained + free
+            methods = usable(
+                trained=digest is not None, leave_one_out=self.loo != "off", attention=reads_attention
+            )
         if deciding == "auto":
-            deciding = next((name for name in methods if METHODS[name].trained), LABEL_FREE)
+            deciding = next(name for name in METHODS if name in methods)  # they stand best first
         found = self.model_copy(
             update={
                 "bundle": f"{self.bundle_place}#{digest}" if digest else "none",
@@ -137,7 +150,7 @@ class Config(_Section):
                 "judge": self.judge.model_copy(update={"deciding_method": deciding}),
             }
         )
-        _check_methods(found)
+        _check_methods(found, reads_attention)
         return found
 
 
@@ -210,7 +223,7 @@ def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
 
 def _check(config: Config) -> None:
     """What can be told before anybody knows whether there is a bundle for the scorer."""
-    from detector.methods import LABEL_FREE, METHODS
+    from detector.methods import METHODS
 
     deciding, methods = config.judge.deciding_method, config.methods
     for name in (*(() if methods == AUTO else methods), *(() if deciding == "auto" else (deciding,))):
@@ -218,17 +231,17 @@ def _check(config: Config) -> None:
             raise ConfigError(f"setting methods: no method {name!r}; known: {', '.join(METHODS)}")
     if methods != AUTO:
         _check_loo(config.loo, methods)
-        if deciding != "auto" or not any(METHODS[name].trained for name in methods):
-            _check_deciding(LABEL_FREE if deciding == "auto" else deciding, methods)
+        if deciding != "auto":
+            _check_deciding(deciding, methods)
     if config.judge.target_fpr is not None and config.judge.flag_budget is not None:
         raise ConfigError(
             "setting judge.target_fpr: judge.flag_budget sets the threshold too; give one of them"
         )
     if config.bundle == "none" or config.bundle_digest:
-        config.resolved(config.bundle_digest)
+        config.resolved(config.bundle_digest, reads_attention=True)  # until the scorer is known
 
 
-def _check_methods(config: Config) -> None:
+def _check_methods(config: Config, reads_attention: bool) -> None:
     """Hold filled-in settings against each other."""
     from detector.methods import METHODS
 
@@ -238,6 +251,17 @@ def _check_methods(config: Config) -> None:
         raise ConfigError(
             f"setting methods: {trained[0]} needs a bundle, and none is used (none ships for this scorer and "
             "profile, or --bundle none); fit one with `leadline fit`, or leave it out"
+        )
+    if config.loo == "masked" and not reads_attention:
+        raise ConfigError(
+            "setting loo: masked hides passages from the scorer's attention, and scorers of this family have "
+            "one of their own; use --loo exact"
+        )
+    blind = [name for name in methods if METHODS[name].needs_attention and not reads_attention]
+    if blind:
+        raise ConfigError(
+            f"setting methods: {blind[0]} reads attention, which scorers of this family do not show (or this "
+            f"run is too old to have measured); leave {blind[0]} out of --methods"
         )
     _check_loo(config.loo, methods)
     _check_deciding(deciding, methods)
@@ -260,5 +284,5 @@ def _check_loo(loo: str, methods: tuple[str, ...]) -> None:
     if loo == "off" and wanting:
         raise ConfigError(
             f"setting loo: off leaves out what {', '.join(wanting)} reads; "
-            "add --methods gap,jsd_none and --set judge.deciding_method=gap, or use --loo exact"
+            f"leave {' and '.join(wanting)} out of --methods, or use --loo exact"
         )

@@ -30,7 +30,7 @@ from jobs.findings import Place, duplicate_rejects, response_findings, response_
 from jobs.parts import Part, delete_stale, put_table, read_part
 from jobs.storage import Storage, join
 from jobs.summary import Tally, totals, write_summary
-from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS, VERDICT
+from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, READINGS, REJECTS, VERDICT
 from jobs.threshold import check_features, check_origin, operating_point, resolve, threshold_of
 
 _THREADS = 8
@@ -82,7 +82,7 @@ def judge(
         _check_counts(unit)
     given = reference is not None and threshold_of(reference, deciding) is not None
     point = None if given else operating_point(config, run.scorer)
-    survey = _Survey(ranked=() if given or point else METHODS[deciding].features)
+    survey = _Survey(ranked=() if given or point else tuple(METHODS[deciding].features))
     with ThreadPoolExecutor(_THREADS) as pool:
         numbers = pool.map(lambda unit: _read_numbers(out, storage, run, unit), units)
         for unit, (responses, sentences) in zip(units, numbers, strict=True):
@@ -127,7 +127,7 @@ class _Survey:
         self.n_responses += responses.num_rows
         self.n_sentences += sentences.num_rows
         for grain, table in (("responses", responses), ("sentences", sentences)):
-            for name in FEATURES:
+            for name in (name for name in FEATURES if name in table.column_names):
                 try:
                     self._moments[grain, name] += Moments.of(table[name].drop_null().to_numpy())
                 except ValueError:
@@ -234,6 +234,7 @@ def _judge_unit(
         responses = _without(measured, first)
         again = duplicate_rejects(_only(measured, first), first)
         sentences = _without(_read(out, storage, run, unit, "sentences", date=date), first)
+        sentences = _with_log_tokens(sentences)
         sentences = sentences.sort_by([("record_index", "ascending"), ("sentence_index", "ascending")])
         rejects = pa.concat_tables([_read(out, storage, run, unit, "rejects", date=date), again])
 
@@ -287,7 +288,13 @@ def _read_numbers(out: str, storage: Storage, run: Run, unit: Marker) -> tuple[p
     responses = _read(out, storage, run, unit, "responses", columns=places | measured | {"n_answer_tokens"})
     responses = responses.append_column("n_tokens", responses["n_answer_tokens"])
     sentences = _read(out, storage, run, unit, "sentences", columns={"record_index"} | measured)
-    return responses.sort_by([("position", "ascending"), ("record_index", "ascending")]), sentences
+    responses = responses.sort_by([("position", "ascending"), ("record_index", "ascending")])
+    return _with_log_tokens(responses), _with_log_tokens(sentences)
+
+
+def _with_log_tokens(table: pa.Table) -> pa.Table:
+    """The form in which `blend` adds the length; the tables store the length itself."""
+    return table.append_column("log_tokens", pa.array(np.log(table["n_tokens"].to_numpy()), pa.float64()))
 
 
 def _read(
@@ -301,9 +308,11 @@ def _read(
 ) -> pa.Table:
     """The rows of one table of a unit, of all dates or of one.
 
-    Without the columns of a bundle where the run has none: it may be from before there were bundles.
+    Without the columns of a bundle where the run has none, and without READINGS where the run does not know
+    of them: it may be from before they existed.
     """
     left_out = set() if run.scorer.get("bundle") else set(VERDICT)
+    left_out |= set() if "reads_attention" in run.scorer else set(READINGS)
     wanted_names = set(_SCHEMAS[table].names) if columns is None else set(columns)
     schema = pa.schema([field for field in _SCHEMAS[table] if field.name in wanted_names - left_out])
     wanted = [p for p in unit["parts"] if p["table"] == table and date in (None, p["date"])]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from detector.aggregate import assign_tokens
+from detector.aggregate import sentence_tokens
 from detector.errors import RecordRejected
 from detector.heads import Labelled
 from detector.lumina import pick_foil
@@ -98,7 +98,7 @@ def measure_labelled(
         if on_progress is not None:
             on_progress(n_done, len(groups))
         readable = [answer for answer in group if _readable(answer.record, scorer)]
-        keys = [trace_key(answer.record, scorer) for answer in readable]
+        keys = [trace_key(answer.record, scorer, keep) for answer in readable]
         traces = {key: store.get(key, keep) for key in keys}
         missing = [i for i, key in enumerate(keys) if traces[key] is None]
         if missing:
@@ -122,21 +122,19 @@ def label(answer: LabelledRecord, trace: Any, scorer: Any) -> Labelled:
     """Sentences and labels of one measured answer. Either is unsupported where it overlaps a span."""
     record = answer.record
     reading = read_record(record, scorer.tokenizer, scorer.profile, scorer.window_tokens)
-    owner = assign_tokens(record.answer, trace.offsets, reading.sentences, raw=scorer.profile.raw_offsets)
+    members = sentence_tokens(reading, record.answer)
     marked = np.zeros(len(record.answer) + 1, dtype=bool)
     for start, end in answer.spans:
         marked[start:end] = True
     before = np.concatenate([[0], np.cumsum(marked)])
     starts, ends = trace.offsets[:, 0], trace.offsets[:, 1]
-    members = [np.flatnonzero(owner == i) for i in range(len(reading.sentences))]
-    kept = [i for i, tokens in enumerate(members) if len(tokens)]
     texts = [passage.text for passage in record.passages]
     words = word_features(record.answer, trace.offsets, texts, record.question)
     return Labelled(
         trace=replace(trace, words=words),
-        sentences=tuple(members[i] for i in kept),
+        sentences=tuple(members.values()),
         token_labels=before[ends] > before[starts],
-        sentence_labels=np.array([marked[slice(*reading.sentences[i])].any() for i in kept], dtype=bool),
+        sentence_labels=np.array([marked[slice(*reading.sentences[i])].any() for i in members], dtype=bool),
         label=bool(answer.spans),
         source_id=answer.source_id,
         generator=answer.generator,

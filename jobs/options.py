@@ -31,6 +31,10 @@ class Options:
 class ReadOptions(Options):
     """What decides which rows are read."""
 
+    format: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="jsonl, json, csv, parquet; spans: openinference, langfuse, ..."),
+    ] = None
     limit: Annotated[int | None, typer.Option(metavar="N", help="Read at most N rows, in listing order.")] = (
         None
     )
@@ -47,7 +51,7 @@ class JudgeOptions(Options):
         ),
     ] = None
     methods: Annotated[
-        list[str], typer.Option(metavar="NAME,...", help="Scores to compute: gasp,gap. Repeatable.")
+        list[str], typer.Option(metavar="NAME,...", help="Scores to compute: blend,gasp. Repeatable.")
     ] = field(default_factory=list)
     target_fpr: Annotated[
         float | None,
@@ -86,7 +90,9 @@ class AuditOptions(JudgeOptions, ReadOptions, ScorerOptions):
     ] = None
     loo: Annotated[
         str | None,
-        typer.Option(metavar="MODE", help="Remove each passage in turn: exact; or not at all: off."),
+        typer.Option(
+            metavar="MODE", help="Remove each passage in turn: exact; hide it: masked; neither: off."
+        ),
     ] = None
     store_text: Annotated[
         str | None, typer.Option(metavar="MODE", help="Keep question, answer, passages in OUT: full or none.")
@@ -124,6 +130,7 @@ _KEYS = {
     "prompt_profile": "profile",
     "bundle": "bundle",
     "loo": "loo",
+    "format": "read.format",
     "limit": "read.limit",
     "store_text": "store_text",
     "methods": "methods",

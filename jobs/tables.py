@@ -9,8 +9,15 @@ import pyarrow as pa
 DIMENSIONS = ("app", "model", "retriever", "prompt_version", "language")
 """What a summary row is grouped by, beside the date."""
 
-FEATURES = ("gap", "jsd_none", "max_drop", "max_jsd", "surprisal", "entropy")
-"""Measured numbers per sentence and per response, all in nats, means over tokens.
+READINGS = ("absent_pairs", "attention_share")
+"""Two of the FEATURES, in [0, 1]; runs from before they were measured have no such columns.
+
+absent_pairs = share of tokens of which no run of two words stands in a passage; attention_share = attention
+on the passages over that on passages and answer (null where the scorer's attention cannot be read).
+"""
+
+FEATURES = ("gap", "jsd_none", "max_drop", "max_jsd", "surprisal", "entropy", *READINGS)
+"""Measured numbers per sentence and per response, means over tokens, in nats but for READINGS.
 
 gap = log p(all passages) - log p(none); jsd_none = divergence of the two distributions; max_drop, max_jsd =
 the largest over the removed pieces (null with `--loo off`); surprisal = -log p(all passages); entropy.

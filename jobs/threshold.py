@@ -14,9 +14,14 @@ from jobs.storage import Storage, mask
 
 def resolve(config: Config, run: Run) -> Config:
     """Settings with everything that is `auto` filled in for this run. Raises ConfigError."""
-    if config.bundle == "auto":
-        return config.resolved(run.scorer.get("bundle", {}).get("digest"))
-    return config.resolved(config.bundle_digest)
+    used = run.scorer.get("bundle", {}).get("digest")
+    digest = used if config.bundle == "auto" else config.bundle_digest
+    return config.resolved(digest, reads_attention=reads_attention(run.scorer))
+
+
+def reads_attention(scorer: dict[str, Any]) -> bool:
+    """Whether a run measures its scorer's attention; `scorer` as in run.json, of an old run too."""
+    return bool(scorer.get("reads_attention", False))
 
 
 def operating_point(config: Config, scorer: dict[str, Any]) -> tuple[float, float] | None:

@@ -1,8 +1,9 @@
 """Traces on disk, by content: measuring a labelled answer twice costs one forward pass.
 
 One safetensors file per record and window. The name is a hash of everything that the numbers depend on: the
-record's text, the scorer's files and dtype, the prompt profile. What a file keeps may be more than a caller
-needs; where it is less, the record is measured again and the file replaced.
+record's text, the scorer's files and dtype, the prompt profile, and whether leave-one-out was masked. What a
+file keeps may be more than a caller needs; where it is less, the record is measured again and the file
+replaced.
 """
 
 import hashlib
@@ -32,8 +33,12 @@ _COUNTS = tuple(f.name for f in fields(Trace) if f.name.startswith("n_"))
 _VERSION = "1"
 
 
-def trace_key(record: Record, scorer: Any) -> str:
-    """32 hex digits of what a trace depends on. `scorer` is a detector.Scorer."""
+def trace_key(record: Record, scorer: Any, keep: Keep = Keep()) -> str:  # noqa: B008
+    """32 hex digits of what a trace depends on. `scorer` is a detector.Scorer.
+
+    What `keep` asks for is no part of it, except that masked leave-one-out gives other numbers than exact
+    under the same names.
+    """
     content = [
         _VERSION,
         scorer.fingerprint,
@@ -46,6 +51,8 @@ def trace_key(record: Record, scorer: Any) -> str:
         record.answer,
         record.language,
     ]
+    if keep.leave_one_out and keep.masked:
+        content.append("masked")
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 

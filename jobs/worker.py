@@ -170,6 +170,7 @@ class Worker:
             return self._scorer.measure(
                 record,
                 leave_one_out=self._config.loo != "off",
+                masked=self._config.loo == "masked",
                 min_answer_tokens=self._config.read.min_answer_tokens,
             )
         except RecordRejected as rejected:

@@ -26,7 +26,8 @@ FINGERPRINT = "feedc0ffee00"
 
 def identify(config: Config) -> dict[str, Any]:
     """What `jobs.audit.identify_scorer` says about the real one."""
-    return {"name": config.scorer.name, "fingerprint": FINGERPRINT, "window_tokens": 2048, "dtype": "float32"}
+    known = {"fingerprint": FINGERPRINT, "window_tokens": 2048, "dtype": "float32", "reads_attention": True}
+    return {"name": config.scorer.name} | known
 
 
 def load(config: Config) -> "FakeScorer":
@@ -109,7 +110,12 @@ class FakeScorer:
     bundle: Bundle | None = None
 
     def measure(
-        self, record: Record, *, leave_one_out: bool = True, min_answer_tokens: int = 1
+        self,
+        record: Record,
+        *,
+        leave_one_out: bool = True,
+        masked: bool = False,
+        min_answer_tokens: int = 1,
     ) -> Measurement:
         time.sleep(self.seconds)
         n_tokens = len(record.answer.split())
@@ -166,6 +172,8 @@ def _features(text: str, record: Record, leave_one_out: bool) -> Features:
         max_jsd=max(jsds, default=None),
         surprisal=_number(text + "s", 5.0),
         entropy=_number(text + "e", 5.0),
+        absent_pairs=_number(text + "p", 1.0),
+        attention_share=_number(text + "t", 1.0),
         drops=drops,
         jsds=jsds,
     )

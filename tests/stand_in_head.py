@@ -29,7 +29,7 @@ class StandInHead:
     def keep(self) -> Keep:
         return Keep(leave_one_out=False, attention=True, layers=(2,))
 
-    def verdicts(self, trace: Trace, sentences: Sequence[Any]) -> list[Verdict]:
+    def judge(self, trace: Trace, sentences: Sequence[Any]) -> tuple[list[Verdict], float]:
         found = []
         for tokens in sentences:
             states = float((trace.states[0, 0] - trace.states[0, 1])[tokens + 1].mean(axis=0) @ self.weight)
@@ -37,11 +37,8 @@ class StandInHead:
             likelihood = -float((trace.logprob - trace.logprob_no_context)[tokens].mean())
             logit = states + attention + likelihood
             found.append(Verdict(float(1 / (1 + np.exp(-logit))), states, attention, likelihood))
-        return found
-
-    def response(self, trace: Trace, sentences: Sequence[Any]) -> float:
-        probabilities = np.array([verdict.probability for verdict in self.verdicts(trace, sentences)])
-        return float(getattr(probabilities, self.rule)())
+        probabilities = np.array([verdict.probability for verdict in found])
+        return found, float(getattr(probabilities, self.rule)())
 
     def to_parts(self) -> dict[str, Any]:
         return {"states": {"weight": self.weight}, "response_rule": self.rule}

@@ -12,6 +12,7 @@ from jobs.report.excerpt import label
 from jobs.report.page import File, Provenance, Statistic
 from jobs.report.wording import FEATURES, percent
 from jobs.storage import mask
+from jobs.threshold import resolve
 
 MAX_FILES = 20
 _ELSEWHERE = ("storage", "scorer.cache_dir", "workers.address")
@@ -89,7 +90,7 @@ def _filled_in(run: Run) -> Config:
     """What the defaults came to in this run."""
     loo = {"loo": run.config.get("loo", "exact")}
     try:
-        return Config.model_validate(loo).resolved(run.scorer.get("bundle", {}).get("digest"))
+        return resolve(Config.model_validate(loo), run)
     except ConfigError:  # the defaults are not to be had here
         return Config()
 

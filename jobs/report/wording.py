@@ -6,6 +6,7 @@ from jobs.report.page import Basis, Share
 
 PHRASES = {
     "ensemble": ("is judged to rest on nothing", "are judged to rest on nothing"),
+    "blend": ("leans least on its passages", "lean least on their passages"),
     "gasp": ("reacts least to its passages", "react least to their passages"),
     "gap": ("gains least from its passages", "gain least from their passages"),
     "jsd_none": ("reacts least to its passages", "react least to their passages"),
@@ -34,9 +35,14 @@ FEATURES = {
     "max_jsd": "how far the predictions move without that one passage",
     "surprisal": "how unlikely its words are with all passages",
     "entropy": "how undecided the scorer is while it reads",
+    "absent_pairs": "what share of it stands in no passage even two words in a row",
+    "attention_share": "how much the scorer looks at the passages and not back at the answer",
     "n_tokens": "how many tokens it has",
+    "log_tokens": "how long it is (logarithm of its tokens)",
 }
 """Each measured feature as something that is read off a sentence."""
+
+_ORDINALS = ("first", "second", "third", "fourth")
 
 LIMITS = (
     "The scorer is a small language model: it reads plain prose best, and tables, long inferences and rare "
@@ -118,8 +124,8 @@ def explain_decision(method: str, leave_one_out: bool, floor_nats: float) -> tup
     added = " and they are added up" if len(decider.features) > 1 else ""
     how = (
         f"Of every sentence it measures, as means over its tokens: {read}.",
-        f"Each number is standardised with the reference statistics below{added}. The "
-        f"{'smaller' if decider.direction < 0 else 'larger'}, the higher the score: less grounded.",
+        f"Each number is standardised with the reference statistics below{added}. "
+        f"{_directions(tuple(decider.features.values()))}, the higher the score: less grounded.",
     )
     if decider.trained:
         groups = "; ".join(f"{meaning} ({group})" for group, meaning in GROUPS.items())
@@ -136,6 +142,18 @@ def explain_decision(method: str, leave_one_out: bool, floor_nats: float) -> tup
         if leave_one_out
         else "Evidence needs the reading without each passage, which this run left out (loo: off).",
     )
+
+
+def _directions(signs: tuple[int, ...]) -> str:
+    """Which way each number must go for a higher score: "The smaller", "The larger the first and ..."."""
+    words = {-1: "smaller", +1: "larger"}
+    if len(set(signs)) == 1:
+        return f"The {words[signs[0]]}"
+    parts = []
+    for sign in dict.fromkeys(signs):
+        which = [f"the {place}" for place, other in zip(_ORDINALS, signs, strict=False) if other == sign]
+        parts.append(f"the {words[sign]} {' and '.join(which)}")
+    return " and ".join(parts).capitalize()
 
 
 def percent(share: float) -> str:

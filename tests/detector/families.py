@@ -80,7 +80,7 @@ def make_scorer(
     model = make_model(family, **settings)
     attention.register()
     model.set_attn_implementation(attention.NAME)
-    info = ScorerInfo("tiny", "0" * 12, window_tokens, str(model.dtype).removeprefix("torch."))
+    info = ScorerInfo("tiny", "0" * 12, window_tokens, str(model.dtype).removeprefix("torch."), True)
     return Scorer(model, AutoTokenizer.from_pretrained(folder), info, PROFILES[profile])
 
 

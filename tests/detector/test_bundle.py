@@ -315,7 +315,7 @@ def test_every_sentence_gets_a_verdict_and_the_answer_the_heads_rule(judging, ti
                 if sentence.start <= start + (answer[start:end] != answer[start:end].lstrip()) < sentence.end
             ]
         )
-        (expected,) = judging.bundle.head().verdicts(trace, [tokens])
+        (expected,), _ = judging.bundle.head().judge(trace, [tokens])
         assert dataclasses.astuple(sentence.verdict) == pytest.approx(dataclasses.astuple(expected), abs=1e-5)
     assert len({s.verdict.probability for s in measured.sentences}) == 3
     assert measured.ensemble == max(s.verdict.probability for s in measured.sentences)
@@ -366,7 +366,7 @@ def test_a_context_of_several_windows_takes_the_window_where_the_sentence_is_bes
     assert len(traces) > 1
     owner = assign_tokens(record.answer, traces[0].offsets, reading.sentences)
     members = [np.flatnonzero(owner == i) for i in range(len(reading.sentences))]
-    probabilities = [[v.probability for v in bundle.head().verdicts(t, members)] for t in traces]
+    probabilities = [[v.probability for v in bundle.head().judge(t, members)[0]] for t in traces]
     lowest = np.min(probabilities, axis=0)
     assert not np.allclose(lowest, probabilities[0])
     assert [s.verdict.probability for s in measured.sentences] == pytest.approx(lowest.tolist(), abs=1e-5)
@@ -377,8 +377,8 @@ def test_a_context_of_several_windows_takes_the_window_where_the_sentence_is_bes
 def test_a_head_that_gives_no_probability_costs_the_record_and_not_the_run(judging, monkeypatch, value):
     monkeypatch.setattr(
         stand_in_head.StandInHead,
-        "verdicts",
-        lambda self, trace, sentences: [Verdict(value, 0.0, 0.0, 0.0)] * len(sentences),
+        "judge",
+        lambda self, trace, sentences: ([Verdict(value, 0.0, 0.0, 0.0)] * len(sentences), 0.5),
     )
     with pytest.raises(RecordRejected, match="gave no probability"):
         judging.measure(RECORD)
@@ -388,6 +388,14 @@ def test_a_bundle_that_needs_leave_one_out_says_so_where_it_is_off(judging, monk
     monkeypatch.setattr(stand_in_head.StandInHead, "keep", Keep(attention=True, layers=(2,)))
     with pytest.raises(ProfileError, match="leave-one-out"):
         judging.measure(RECORD, leave_one_out=False)
+
+
+def test_a_bundle_that_was_fitted_on_exact_leave_one_out_judges_no_masked_one(judging, monkeypatch):
+    judging.measure(RECORD, masked=True)  # this head reads none
+    monkeypatch.setattr(stand_in_head.StandInHead, "keep", Keep(attention=True, layers=(2,)))
+    with pytest.raises(ProfileError, match="fitted on exact leave-one-out") as caught:
+        judging.measure(RECORD, masked=True)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("choice", ["auto", None])
@@ -432,8 +440,8 @@ def test_the_head_of_the_package_is_stored_whole_and_explains_its_findings(tiny,
     made.save(tmp_path)
     assert Bundle.load(tmp_path).digest == made.digest
     for first, again in zip(
-        head.verdicts(examples[0].trace, examples[0].sentences),
-        Bundle.load(tmp_path).head().verdicts(examples[0].trace, examples[0].sentences),
+        head.judge(examples[0].trace, examples[0].sentences)[0],
+        Bundle.load(tmp_path).head().judge(examples[0].trace, examples[0].sentences)[0],
         strict=True,
     ):
         assert dataclasses.astuple(again) == pytest.approx(dataclasses.astuple(first), abs=1e-4)

@@ -86,17 +86,18 @@ class TestScore:
         scales = {name: Scale(rng.normal(), rng.uniform(0.5, 2)) for name in FEATURES}
         for method in FREE:
             expected = [
-                method.direction
-                * sum((features[f][i] - scales[f].mean) / scales[f].sd for f in method.features)
+                sum(s * (features[f][i] - scales[f].mean) / scales[f].sd for f, s in method.features.items())
                 for i in range(20)
             ]
             np.testing.assert_allclose(score(features, method, scales), expected, rtol=1e-12)
 
     def test_higher_is_less_grounded_for_every_method(self):
         grounded = {"gap": 2.0, "jsd_none": 0.6, "max_drop": 1.5, "max_jsd": 0.5}
-        grounded |= {"surprisal": 0.1, "entropy": 0.1, "n_tokens": 4.0}
+        grounded |= {"surprisal": 0.1, "entropy": 0.1, "n_tokens": 4.0, "log_tokens": 1.4}
+        grounded |= {"absent_pairs": 0.1, "attention_share": 0.8}
         floating = {"gap": 0.0, "jsd_none": 0.0, "max_drop": 0.0, "max_jsd": 0.0}
-        floating |= {"surprisal": 3.0, "entropy": 3.0, "n_tokens": 9.0}
+        floating |= {"surprisal": 3.0, "entropy": 3.0, "n_tokens": 9.0, "log_tokens": 2.2}
+        floating |= {"absent_pairs": 0.9, "attention_share": 0.4}
         features = {name: np.array([grounded[name], floating[name]]) for name in FEATURES}
         for method in FREE:
             first, second = score(features, method, Reference.identity().sentences)
@@ -221,3 +222,17 @@ class TestReference:
         scales = Reference.identity().sentences
         assert set(scales) == set(FEATURES)
         assert score({"gap": np.array([1.5])}, METHODS["gap"], scales).tolist() == [-1.5]
+
+    def test_without_statistics_a_sum_of_one_unit_decides(self):
+        method = METHODS[Reference.identity().deciding_method]
+        assert set(method.features) <= {"gap", "jsd_none", "max_drop", "max_jsd"}
+
+    def test_a_profile_from_before_the_blend_is_read_and_names_what_it_lacks(self):
+        old = ("gap", "jsd_none", "max_drop", "max_jsd", "surprisal", "entropy", "n_tokens")
+        scales = dict.fromkeys(old, Scale(0.0, 1.0))
+        given = replace(REFERENCE, sentences=scales, responses=scales, deciding_method="gasp")
+        found = Reference.from_json(given.to_json())
+        assert found == given
+        features = {name: np.zeros(1) for name in FEATURES}
+        with pytest.raises(ProfileError, match="no reference statistics for absent_pairs"):
+            score(features, METHODS["blend"], found.sentences)

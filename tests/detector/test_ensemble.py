@@ -29,7 +29,7 @@ def others():
 
 def shares(head, examples):
     """(n, 3) what each group added to each sentence, and (n,) the sentences' labels."""
-    verdicts = [v for e in examples for v in head.verdicts(e.trace, e.sentences)]
+    verdicts = [v for e in examples for v in head.judge(e.trace, e.sentences)[0]]
     found = np.array([[getattr(v, group) for group in GROUPS] for v in verdicts])
     return found, np.concatenate([e.sentence_labels for e in examples])
 
@@ -41,14 +41,15 @@ def test_a_head_keeps_what_the_table_of_trained_methods_says(head):
 
 def test_a_verdict_is_the_sentences_probability_and_the_groups_add_up_to_it(head, others):
     for example in others[:5]:
-        verdicts = head.verdicts(example.trace, example.sentences)
+        verdicts, answer = head.judge(example.trace, example.sentences)
+        assert answer == head.response(example.trace, example.sentences)
         probabilities = head.sentences(example.trace, example.sentences)
         assert [v.probability for v in verdicts] == probabilities.tolist()
         for verdict in verdicts:
             added = verdict.states + verdict.attention + verdict.likelihood
             total = sigmoid(np.array([head.sentence_sum.bias + added]))[0]
             assert total == pytest.approx(verdict.probability, rel=1e-9)
-    assert head.verdicts(others[0].trace, ()) == []
+    assert head.judge(others[0].trace, ())[0] == []
 
 
 @pytest.mark.parametrize("planted", GROUPS)
@@ -166,7 +167,7 @@ def test_only_the_layers_in_use_are_read(others):
 )
 def test_a_trace_without_a_signal_is_refused_with_what_to_do(head, others, missing, what):
     poor = replace(others[0].trace, **missing)
-    for read in (head.tokens, head.sentences, head.verdicts, head.response):
+    for read in (head.tokens, head.sentences, head.judge):
         with pytest.raises(DetectorError, match=what) as caught:
             read(poor, others[0].sentences)
         assert "\n" not in str(caught.value)

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 
@@ -27,7 +28,24 @@ def test_a_threshold_of_another_method_flags_nothing(tiny):
 
 
 def test_unknown_methods_and_missing_features_are_one_line(tiny):
-    with pytest.raises(ProfileError, match="no method 'judge'; known: gasp"):
+    with pytest.raises(ProfileError, match="no method 'judge'; known: ensemble, blend, gasp"):
         find(RECORD, tiny.measure(RECORD), Reference.identity(), "judge")
     with pytest.raises(ProfileError, match="leave-one-out was off"):
         find(RECORD, tiny.measure(RECORD, leave_one_out=False), Reference.identity(), "gasp")
+
+
+def test_the_blend_adds_readings_of_different_directions(tiny):
+    measured, plain = tiny.measure(RECORD), Reference.identity()
+    for finding, sentence in zip(
+        find(RECORD, measured, plain, "blend").sentences, measured.sentences, strict=True
+    ):
+        read = sentence.features
+        expected = read.absent_pairs - read.jsd_none - read.attention_share + math.log(sentence.n_tokens)
+        assert finding.score == pytest.approx(expected)
+
+
+def test_the_blend_of_a_scorer_whose_attention_cannot_be_read_is_one_line(tiny, monkeypatch):
+    monkeypatch.setattr(tiny, "info", dataclasses.replace(tiny.info, reads_attention=False))
+    measured = tiny.measure(RECORD)
+    with pytest.raises(ProfileError, match=r"attention_share was not measured.*cannot be read"):
+        find(RECORD, measured, Reference.identity(), "blend")

@@ -173,3 +173,46 @@ def test_every_window_has_its_own_layout(tiny):
         expected = "".join(passages[i].strip() + "\n\n" for i in window.piece_indices)
         assert text(tiny.tokenizer, window.full[first:stop]) == expected
         assert text(tiny.tokenizer, window.full[window.layout.header :]) == "Answer:\n"
+
+
+@pytest.mark.parametrize("with_bos", [False, True])
+@pytest.mark.parametrize("profile", ["plain", "chat", "refind"])
+def test_taking_a_piece_s_span_out_of_the_full_prompt_gives_the_prompt_without_it(tiny_of, profile, with_bos):
+    tokenizer = tiny_of().tokenizer
+    if with_bos:
+        start = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+        tokenizer.backend_tokenizer.post_processor = start
+    passages = [f"{i} " + "words " * 20 for i in range(8)]
+    reading = read(Record("q", passages, "a b c."), tokenizer, profile, window_tokens=500)
+    assert len(reading.windows) > 1
+    for window in reading.windows:
+        assert window.spans[0][0] == window.layout.passages[0]
+        assert window.spans[-1][1] == window.layout.passages[1]
+        for (start, stop), without in zip(window.spans, window.without, strict=True):
+            assert window.full[:start] + window.full[stop:] == without
+
+
+@pytest.mark.parametrize("profile", ["gasp-v1", "gasp-v2"])
+def test_spans_of_whole_prompts_hold_the_sentences_that_are_taken_out(tiny, profile):
+    passages = [
+        "Ada built it. She was 30.  It is green",
+        "now. Tolls ended. A flood came! Why? Nobody knows.",
+    ]
+    reading = read(Record("q", passages, "Ada built the whole bridge."), tiny.tokenizer, profile)
+    (window,) = reading.windows
+    context = "\n".join(passages)
+    found = [text(tiny.tokenizer, window.full[start:stop]).strip() for start, stop in window.spans]
+    assert len(found) == len(window.without) == 4
+    assert found[0] == "Ada built it. She was 30." and found[-1] == "Nobody knows."
+    assert " ".join(" ".join(found).split()) == " ".join(context.split())
+    first, stop = window.layout.passages
+    edges = [first, *(edge for span in window.spans for edge in span), stop]
+    assert edges == sorted(edges)
+
+
+def test_a_context_that_is_cut_has_spans_only_in_what_is_left(tiny):
+    record = Record("q", ["One sentence is here. " * 150], "An answer of some length here.")
+    for profile in ("gasp-v1", "gasp-v2"):
+        (window,) = read(record, tiny.tokenizer, profile, window_tokens=4096).windows
+        assert all(start < stop <= window.layout.passages[1] for start, stop in window.spans)
+        assert window.spans[-1][1] == window.layout.passages[1]

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,8 @@ import torch
 
 from detector import Record, Scorer, ScorerError
 from detector.probe import Keep
-from detector.weights import WHEEL_SHA256, default_cache, embedded_scorer
+from detector.weights import WHEEL_SHA256, embedded_scorer
+from jobs.bench_peers import ScorerSpec, largest_difference, reader
 from tests.detector.families import read_eagerly
 from tests.figures.exact_equals_separate import compare
 
@@ -61,14 +61,10 @@ def test_attention_shares_equal_output_attentions_within_1e_5(scorer):
 
 
 def test_gasp_v2_gives_the_numbers_of_the_authors_package():
-    gasp = pytest.importorskip("gasp", reason="compares with the package gasp-rag")
-    from tests.figures.against_gasp_rag import largest_difference, their_features
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the package uses a deprecated argument of transformers
-        package = gasp.GASP(str(embedded_scorer(default_cache())), k_chunks=5)
-    ours = Scorer.load("smollm2-135m", profile="gasp-v2").measure(RECORD).sentences
-    assert largest_difference(ours, their_features(package, RECORD)) < 1e-3
+    pytest.importorskip("gasp", reason="compares with the package gasp-rag")
+    spec = ScorerSpec("smollm2-135m", profile="gasp-v2")
+    ours, theirs = reader("exact", spec)(RECORD), reader("gasp-rag", spec)(RECORD)
+    assert largest_difference(theirs, ours)["features"] < 1e-3
 
 
 def test_control_tokens_in_an_answer_change_nothing_but_its_text(scorer):

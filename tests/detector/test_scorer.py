@@ -1,17 +1,23 @@
 import dataclasses
+import json
+import shutil
 import subprocess
 import sys
+from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from detector import Record, RecordRejected, Scorer, ScorerError
+from detector import Record, RecordRejected, Scorer, ScorerError, attention
 from detector.aggregate import Measurement
 from detector.calibration import Reference
 from detector.identity import fingerprint
 from detector.probe import Keep
+from detector.scorers import READABLE
 from detector.trace import Trace
+from detector.windows import Layout
 from tests.detector.reference import separate_passes
 from tests.figures.exact_equals_separate import compare, tiny_float64
 
@@ -76,8 +82,21 @@ def test_two_equal_passages_share_one_condition(tiny):
 def test_loo_off_takes_two_passes_and_keeps_gap(tiny):
     full, two = tiny.measure(RECORD), tiny.measure(RECORD, leave_one_out=False)
     assert two.n_computed_tokens < full.n_computed_tokens
-    assert [s.features.gap for s in two.sentences] == pytest.approx([s.features.gap for s in full.sentences])
+    assert [s.features.gap for s in two.sentences] == pytest.approx(
+        [s.features.gap for s in full.sentences], abs=1e-5
+    )
     assert two.sentences[0].features.max_drop is None and two.sentences[0].evidence is None
+
+
+def test_loo_masked_reads_the_context_once_and_keeps_gap(tiny):
+    full, masked = tiny.measure(RECORD), tiny.measure(RECORD, masked=True)
+    assert masked.n_computed_tokens < full.n_computed_tokens
+    assert [s.features.gap for s in masked.sentences] == pytest.approx(
+        [s.features.gap for s in full.sentences], abs=1e-5
+    )
+    drops = [np.array([s.features.drops for s in measured.sentences]) for measured in (full, masked)]
+    assert drops[0].shape == drops[1].shape and np.abs(drops[0] - drops[1]).max() > 1e-3
+    assert all(sentence.evidence is not None for sentence in masked.sentences)
 
 
 def test_a_long_answer_is_scored_whole_in_segments(tiny_of):
@@ -126,8 +145,6 @@ def test_too_short_an_answer_is_rejected(tiny):
 
 
 def test_fingerprint_follows_the_weights(tiny_scorer_dir, tmp_path, tiny):
-    import shutil
-
     from safetensors.torch import load_file, save_file
 
     copy = shutil.copytree(tiny_scorer_dir, tmp_path / "copy")
@@ -165,8 +182,6 @@ def write(path, text):
 
 
 def test_pickled_weights_are_refused(tiny_scorer_dir, tmp_path):
-    import shutil
-
     copy = shutil.copytree(tiny_scorer_dir, tmp_path / "copy")
     (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
     with pytest.raises(ScorerError, match="weights as safetensors is all that is read"):
@@ -174,8 +189,6 @@ def test_pickled_weights_are_refused(tiny_scorer_dir, tmp_path):
 
 
 def test_weights_that_do_not_fit_the_configuration_are_one_line(tiny_scorer_dir, tmp_path):
-    import shutil
-
     copy = shutil.copytree(tiny_scorer_dir, tmp_path / "copy")
     (copy / "model.safetensors").write_bytes(b"not tensors")
     with pytest.raises(ScorerError, match="cannot be loaded"):
@@ -188,6 +201,73 @@ def test_a_scorer_is_identified_without_importing_transformers(tiny_scorer_dir):
         f"fingerprint({str(tiny_scorer_dir)!r}); assert 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("family", READABLE)
+def test_every_layer_of_a_readable_family_shows_the_attention_that_eager_has(family):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    sizes |= {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "initializer_range": 0.3}
+    sizes |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    known = AutoConfig.for_model(family).to_dict()
+    layers = {"layer_types": known["layer_types"][:2]} if known.get("layer_types") else {}
+    config = AutoConfig.for_model(family, **{k: v for k, v in sizes.items() if k in known} | layers)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
+    ids, seen = torch.arange(9)[None], {}
+
+    def see(layer, query, key, mask, scaling):
+        seen[layer] = attention.shares(query, key, mask, scaling, attention.Rows(0, 9), Layout((1, 4), 6))
+
+    attention.register()
+    model.set_attn_implementation(attention.NAME)
+    with torch.inference_mode():
+        model.base_model(input_ids=ids, use_cache=False, see=see)
+        model.set_attn_implementation("eager")
+        maps = model.base_model(input_ids=ids, use_cache=False, output_attentions=True).attentions
+    assert sorted(seen) == [0, 1]
+    for layer, weights in enumerate(maps):
+        np.testing.assert_allclose(seen[layer].passages, weights[0, :, :, 1:4].sum(-1), atol=1e-5)
+        np.testing.assert_allclose(seen[layer].answer, weights[0, :, :, 6:].sum(-1), atol=1e-5)
+
+
+def unreadable(scorer):
+    """As a family with soft-capped scores is loaded: with an attention of its own, known to be unreadable."""
+    model = deepcopy(scorer.model)
+    model.set_attn_implementation("eager")
+    info = dataclasses.replace(scorer.info, reads_attention=False)
+    return Scorer(model, scorer.tokenizer, info, scorer.profile)
+
+
+def test_a_scorer_whose_attention_cannot_be_read_is_audited_without_it(tiny):
+    blind = unreadable(tiny)
+    assert tiny.reads_attention and not blind.reads_attention
+    with pytest.raises(ScorerError, match="cannot be read"):
+        blind.trace(RECORD, Keep(attention=True))
+    for ours, theirs in zip(blind.measure(RECORD).sentences, tiny.measure(RECORD).sentences, strict=True):
+        assert ours.features.attention_share is None and 0 < theirs.features.attention_share < 1
+        assert ours.features.absent_pairs == theirs.features.absent_pairs
+        assert ours.features.gap == pytest.approx(theirs.features.gap, abs=1e-4)
+    assert [f.text for f in blind.audit(RECORD).sentences] == [f.text for f in tiny.audit(RECORD).sentences]
+
+
+@pytest.mark.parametrize(("family", "readable"), [("llama", True), ("gemma2", False), (["llama"], False)])
+def test_the_family_says_whether_attention_can_be_read_before_weights_are_loaded(
+    tiny_scorer_dir, tmp_path, family, readable
+):
+    copied = shutil.copytree(tiny_scorer_dir, tmp_path / "copy")
+    config = json.loads((copied / "config.json").read_text()) | {"model_type": family}
+    (copied / "config.json").write_text(json.dumps(config))
+    assert fingerprint(str(copied)).reads_attention is readable
+
+
+def test_attention_is_read_whatever_the_configuration_prefers(tiny_scorer_dir, tmp_path):
+    copied = shutil.copytree(tiny_scorer_dir, tmp_path / "copy")
+    config = json.loads((copied / "config.json").read_text()) | {"_attn_implementation": "eager"}
+    (copied / "config.json").write_text(json.dumps(config))
+    measured = Scorer.load(str(copied)).measure(RECORD, leave_one_out=False)
+    assert measured.features.attention_share is not None
 
 
 def test_a_model_that_changes_its_logits_unannounced_is_refused(tiny_scorer_dir, monkeypatch):

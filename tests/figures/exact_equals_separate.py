@@ -62,7 +62,7 @@ def tiny_float64(folder: Path) -> Scorer:
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float64, attn_implementation=attention.NAME
     ).eval()
-    info = ScorerInfo("tiny", "0" * 12, 100_000, "float64")
+    info = ScorerInfo("tiny", "0" * 12, 100_000, "float64", True)
     return Scorer(model, AutoTokenizer.from_pretrained(folder), info, PROFILES["plain"])
 
 

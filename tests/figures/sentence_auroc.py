@@ -55,8 +55,8 @@ def measured(answers: list[Labelled], scorer: Scorer) -> tuple[dict[str, NDArray
             print(f"{n_done} of {len(answers)} answers", file=sys.stderr)
         for sentence in scorer.measure(answer.record).sentences:
             for name in FEATURES:
-                value = sentence.n_tokens if name == "n_tokens" else getattr(sentence.features, name)
-                columns[name].append(value)
+                of = sentence if name in ("n_tokens", "log_tokens") else sentence.features
+                columns[name].append(getattr(of, name))
             labels.append(any(s < sentence.end and e > sentence.start for s, e in answer.spans))
             sources.append(names.index(answer.source_id))
     features = {name: np.array(values, dtype=np.float64) for name, values in columns.items()}

@@ -11,6 +11,7 @@ from jobs.parts import put_table
 from jobs.tables import DIMENSIONS, FEATURES, MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS, VERDICT
 
 DATE = "2026-01-01"
+SCORER = {"name": "tiny", "fingerprint": "f00", "reads_attention": True}
 RUN = Run(
     run_id="run-1",
     date=DATE,
@@ -21,7 +22,7 @@ RUN = Run(
     n_units=1,
     config={},
     measured_by={"profile": "plain", "loo": "exact"},
-    scorer={"name": "tiny", "fingerprint": "f00"},
+    scorer=SCORER,
     versions={},
 )
 BUNDLE = {
@@ -34,7 +35,7 @@ BUNDLE = {
 JUDGED_RUN = replace(
     RUN,
     measured_by={"profile": "plain", "loo": "exact", "bundle": BUNDLE["digest"]},
-    scorer={"name": "tiny", "fingerprint": "f00", "bundle": BUNDLE},
+    scorer=SCORER | {"bundle": BUNDLE},
 )
 """A run whose sentences carry the verdicts of a bundle."""
 SCHEMAS = {"responses": MEASURED_RESPONSES, "sentences": MEASURED_SENTENCES, "rejects": REJECTS}
@@ -61,7 +62,10 @@ def random_answers(n, seed=0, **options):
     return [
         answer(
             f"r{i}",
-            [{name: np.float32(rng.normal()) for name in FEATURES} for _ in range(rng.integers(0, 5))],
+            [
+                {name: np.float32(rng.normal()) for name in FEATURES} | {"n_tokens": int(rng.integers(1, 40))}
+                for _ in range(rng.integers(0, 5))
+            ],
             date=f"2026-01-0{1 + i % 2}",
             app=("shop", None)[i // 2 % 2],
             position=i,

@@ -129,6 +129,29 @@ def test_another_flag_budget_only_judges_again(logs, scorer, finished, monkeypat
     assert tables(finished) == before
 
 
+def test_a_run_from_before_attention_was_measured_is_judged_by_what_it_has(
+    logs, scorer, finished, monkeypatch
+):
+    path = finished / "run.json"
+    old = json.loads(path.read_text())
+    del old["scorer"]["reads_attention"]
+    path.write_text(json.dumps(old))
+    forbid(monkeypatch, jobs.audit, "_ray")
+    assert run(logs, finished, settings(scorer)).threshold.method == "gasp"
+    assert rejudge(str(finished), settings(scorer)).threshold.method == "gasp"
+
+
+def test_a_scorer_whose_attention_cannot_be_read_is_judged_by_gasp(logs, scorer, finished, out, monkeypatch):
+    first = json.loads((finished / "_SUCCESS").read_text())
+    assert first["threshold"]["method"] == "blend"
+    identify = lambda config: fake_scorer.identify(config) | {"reads_attention": False}  # noqa: E731
+    with pytest.raises(ConfigError, match="blend reads attention"):
+        run(logs, out / "new", settings(scorer, methods=("blend",)), identify=identify)
+    assert not (out / "new").exists()
+    result = run(logs, out / "new", settings(scorer), identify=identify)
+    assert result.threshold.method == "gasp"
+
+
 def test_a_run_that_died_while_it_was_judged_again_needs_no_logs(own_logs, scorer, out, monkeypatch):
     first = run(own_logs, out, settings(scorer))
     (out / "_SUCCESS").unlink()

@@ -256,7 +256,7 @@ def test_a_threshold_said_when_judging_again_replaces_the_one_of_the_run(
     from jobs.config import load_config
     from jobs.storage import Storage
 
-    config = load_config(None, then, {}).resolved("b0" * 6)
+    config = load_config(None, then, {}).resolved("b0" * 6, reads_attention=True)
     create_run(Storage(), str(tmp_path / "o"), ["logs"], config, {"fingerprint": "f"}, [], 0)
     seen = []
     monkeypatch.setattr(

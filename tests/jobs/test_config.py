@@ -19,13 +19,14 @@ def test_flags_go_over_set_over_yaml_over_defaults(tmp_path):
         (["judge.flag_budget=2"], "setting judge.flag_budget"),
         (["judge.flag_budget"], "write it as --set key.path=value"),
         (["loo='off'", "loo.x=1"], "loo is a value, not a section"),
-        (["methods=[gasp,oracle]"], "no method 'oracle'; known: gasp"),
-        (["methods=[gap]"], "'gasp' is not among methods"),
-        (["loo='off'", "bundle=none"], "off leaves out what gasp reads"),
+        (["methods=[gasp,oracle]"], "no method 'oracle'; known: ensemble, blend, gasp"),
+        (["methods=[gap]", "judge.deciding_method=blend"], "'blend' is not among methods"),
+        (["methods=[]"], "setting methods"),
+        (["loo='off'", "methods=[gasp]"], "off leaves out what gasp reads; leave gasp out of --methods"),
         (["loo='off'", "methods=[ensemble,gasp]"], "off leaves out what gasp reads"),
         (["bundle=none", "methods=[ensemble]"], "ensemble needs a bundle"),
         (["bundle=none", "judge.deciding_method=ensemble"], "'ensemble' is not among methods"),
-        (["bundle=none", "judge.target_fpr=0.02"], "no false-alarm rate of gasp was measured"),
+        (["bundle=none", "judge.target_fpr=0.02"], "no false-alarm rate of blend was measured"),
         (["judge.target_fpr=0.02", "judge.flag_budget=0.1"], "give one of them"),
         (["judge.target_fpr=1"], "setting judge.target_fpr"),
         (["judge=[1"], "not valid YAML"),
@@ -54,42 +55,76 @@ def test_only_what_numbers_depend_on_identifies_a_measurement():
     assert len({fingerprint(tree.measured_by()) for tree in (Config(), other, threads)}) == 3
 
 
-FREE = ("gasp", "gap", "jsd_none", "perplexity", "length")
+FREE = ("blend", "gasp", "jsd_none", "gap", "perplexity", "length")
+TWO_PASSES = tuple(name for name in FREE if name != "gasp")
+BUNDLE = "0" * 12
 
 
 @pytest.mark.parametrize(
     ("overrides", "digest", "methods", "deciding"),
     [
-        ([], None, FREE, "gasp"),
-        ([], "0" * 12, ("ensemble", *FREE), "ensemble"),
-        (["loo='off'"], "0" * 12, ("ensemble", "gap", "jsd_none", "perplexity", "length"), "ensemble"),
-        (["methods=[gap,gasp]"], "0" * 12, ("gap", "gasp"), "gasp"),
-        (["methods=[gap,ensemble]"], "0" * 12, ("gap", "ensemble"), "ensemble"),
-        (["judge.deciding_method=gap"], "0" * 12, ("ensemble", *FREE), "gap"),
+        ([], None, FREE, "blend"),
+        ([], BUNDLE, ("ensemble", *FREE), "ensemble"),
+        (["loo='off'"], None, TWO_PASSES, "blend"),
+        (["loo='off'"], BUNDLE, ("ensemble", *TWO_PASSES), "ensemble"),
+        (["methods=[gap,gasp]"], BUNDLE, ("gap", "gasp"), "gasp"),
+        (["methods=[gap,ensemble]"], BUNDLE, ("gap", "ensemble"), "ensemble"),
+        (["methods=[gap]"], None, ("gap",), "gap"),
+        (["judge.deciding_method=gap"], BUNDLE, ("ensemble", *FREE), "gap"),
         (["judge.deciding_method=gap"], None, FREE, "gap"),
     ],
 )
-def test_a_bundle_decides_where_there_is_one_and_nothing_else_was_said(overrides, digest, methods, deciding):
-    found = load_config(None, overrides, {}).resolved(digest)
+def test_the_best_method_decides_where_nothing_else_was_said(overrides, digest, methods, deciding):
+    found = load_config(None, overrides, {}).resolved(digest, reads_attention=True)
     assert (found.methods, found.judge.deciding_method) == (methods, deciding)
-    assert found.resolved(digest) == found
+    assert found.resolved(digest, reads_attention=True) == found
 
 
-@pytest.mark.parametrize("overrides", [["loo='off'"], ["methods=[ensemble]"], ["judge.target_fpr=0.02"]])
+@pytest.mark.parametrize(
+    ("overrides", "digest", "left_out", "deciding"),
+    [
+        ([], None, {"blend"}, "gasp"),
+        (["loo='off'"], None, {"blend", "gasp"}, "jsd_none"),
+        ([], BUNDLE, {"blend"}, "ensemble"),
+    ],
+)
+def test_a_scorer_whose_attention_cannot_be_read_is_judged_by_the_best_of_the_others(
+    overrides, digest, left_out, deciding
+):
+    found = load_config(None, overrides, {}).resolved(digest, reads_attention=False)
+    assert set(FREE) - set(found.methods) == left_out and found.judge.deciding_method == deciding
+    with pytest.raises(ConfigError, match="blend reads attention") as caught:
+        load_config(None, ["methods=[blend]"], {}).resolved(digest, reads_attention=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_passages_are_hidden_only_from_a_scorer_whose_attention_can_be_had():
+    config = load_config(None, ["loo=masked"], {})
+    assert config.resolved(None, reads_attention=True).methods == FREE
+    with pytest.raises(ConfigError, match=r"setting loo: masked .* use --loo exact") as caught:
+        config.resolved(None, reads_attention=False)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("overrides", [["methods=[ensemble]"], ["judge.target_fpr=0.02"]])
 def test_what_only_a_bundle_could_do_is_refused_once_there_is_none(overrides):
     config = load_config(None, overrides, {})
-    assert config.resolved("0" * 12)
+    assert config.resolved(BUNDLE, reads_attention=True)
     with pytest.raises(ConfigError) as caught:
-        config.resolved(None)
+        config.resolved(None, reads_attention=True)
     assert "\n" not in str(caught.value)
+
+
+def resolved(digest, **settings):
+    return Config(**settings).resolved(digest, reads_attention=True)
 
 
 def test_a_measurement_is_identified_by_the_content_of_its_bundle_and_not_by_its_place():
     plain = Config().measured_by()
-    assert Config().resolved(None).measured_by() == Config(bundle="none").measured_by() == plain
-    here, there = (Config(bundle=place).resolved("ab12" * 3) for place in ("/a/b", "s3://bucket/b"))
+    assert resolved(None).measured_by() == Config(bundle="none").measured_by() == plain
+    here, there = (resolved("ab12" * 3, bundle=place) for place in ("/a/b", "s3://bucket/b"))
     assert here.bundle == "/a/b#ab12ab12ab12"
     assert (here.bundle_place, here.bundle_digest) == ("/a/b", "ab12ab12ab12")
     assert here.measured_by() == there.measured_by() == plain | {"bundle": "ab12ab12ab12"}
-    assert Config(bundle="/a/b").resolved("cd34" * 3).measured_by() != here.measured_by()
+    assert resolved("cd34" * 3, bundle="/a/b").measured_by() != here.measured_by()
     assert Config(bundle="/a/b").measured_by() != here.measured_by()

@@ -16,12 +16,13 @@ from jobs.judge import judge
 from jobs.parts import encode
 from jobs.storage import Storage, join
 from jobs.summary import recount
-from jobs.tables import FINDINGS_RESPONSES, SUMMARY, VERDICT, findings_sentences
+from jobs.tables import FINDINGS_RESPONSES, READINGS, SUMMARY, VERDICT, findings_sentences
 from jobs.threshold import load_reference
 from tests.jobs.measured import (
     BUNDLE,
     JUDGED_RUN,
     RUN,
+    SCORER,
     answer,
     config,
     put_unit,
@@ -31,6 +32,7 @@ from tests.jobs.measured import (
 
 STORAGE = Storage()
 FREE = tuple(name for name in METHODS if not METHODS[name].trained)
+BEFORE_THE_BLEND = ("gap", "jsd_none", "max_drop", "max_jsd", "surprisal", "entropy", "n_tokens")
 
 
 @pytest.fixture
@@ -55,14 +57,14 @@ def by_sentence(rows):
 def reference_scores(answers, method):
     """Slow and obvious: every sentence's score from the features of all sentences."""
     every = [sentence for item in answers for sentence in item["sentences"]]
+    every = [sentence | {"log_tokens": np.log(sentence["n_tokens"])} for sentence in every]
     scores = []
     for sentence in every:
         total = 0.0
-        for name in METHODS[method].features:
-            column = np.array([float(s.get(name, 3)) for s in every])
-            sd = column.std(ddof=1)
-            total += (float(sentence.get(name, 3)) - column.mean()) / (sd if sd > 0 else 1.0)
-        scores.append(METHODS[method].direction * total)
+        for name, sign in METHODS[method].features.items():
+            column = np.array([float(s[name]) for s in every])
+            total += sign * (float(sentence[name]) - column.mean()) / column.std(ddof=1)
+        scores.append(total)
     return scores
 
 
@@ -78,7 +80,7 @@ class TestFindings:
             expected = dict(zip(names, reference_scores(answers, method), strict=True))
             got = {(row["response_id"], row["sentence_index"]): row[f"score_{method}"] for row in rows}
             assert got == pytest.approx(expected, rel=1e-9, abs=1e-9)
-        assert [row["score"] for row in rows] == [row["score_gasp"] for row in rows]
+        assert [row["score"] for row in rows] == [row["score_blend"] for row in rows]
         flagged = [row for row in rows if row["flagged"]]
         assert len(flagged) == int(0.2 * len(rows))
         assert min(row["score"] for row in flagged) > max(row["score"] for row in rows if not row["flagged"])
@@ -178,13 +180,16 @@ class TestFindings:
         run = replace(RUN, measured_by={"profile": "plain", "loo": "off"})
         result = judge(out, STORAGE, settings, run, [unit])
         assert result.counts["n_no_evidence"] == 2
-        assert set(result.reference.sentences) == {"gap", "jsd_none", "surprisal", "entropy", "n_tokens"}
+        assert not {"max_drop", "max_jsd"} & set(result.reference.sentences)
         with pytest.raises(ConfigError, match=r"gasp reads max_drop.*loo off"):
             judge(out, STORAGE, config(), run, [unit])
+        blended = judge(out, STORAGE, Config(loo="off"), run, [unit])
+        assert blended.reference.deciding_method == "blend"
 
     def test_a_sentence_that_lacks_one_reading_counts_as_average_in_it(self, out):
         sentences = [{"max_drop": d, "gap": 1.0} for d in (0.0, 1.0, None)]
-        judge(out, STORAGE, config(), RUN, [put_unit(STORAGE, out, "u1", [answer("a", sentences)])])
+        settings = config(deciding_method="gasp")
+        judge(out, STORAGE, settings, RUN, [put_unit(STORAGE, out, "u1", [answer("a", sentences)])])
         low, high, lacking = (row["score"] for row in by_sentence(read(out, "findings/sentences")))
         assert lacking == pytest.approx((low + high) / 2)
 
@@ -294,6 +299,7 @@ class TestReference:
             ({"profile": "chat"}, "prompt profile is chat, here it is plain"),
             ({"loo": "off"}, "loo is off, here it is exact"),
             ({"sentences": {"gap": Scale(0, 1)}}, "no statistics of jsd_none"),
+            ({"sentences": dict.fromkeys(BEFORE_THE_BLEND, Scale(0, 1))}, "no statistics of absent_pairs"),
         ],
     )
     def test_a_foreign_profile_is_refused_and_nothing_is_touched(self, out, change, message):
@@ -388,7 +394,7 @@ class TestBundle:
         second = self.judged(str(tmp_path / "b"), None, first, replace(JUDGED_RUN, run_id="run-2"), 1)
         assert second.reference == first
         for bundle in ({"bundle": BUNDLE | {"digest": "c" * 12}}, {}):
-            other = replace(JUDGED_RUN, scorer={"name": "tiny", "fingerprint": "f00"} | bundle)
+            other = replace(JUDGED_RUN, scorer=SCORER | bundle)
             settings = config() if bundle else config(deciding_method="gasp")
             with pytest.raises(ProfileError, match="its bundle is b0b0b0b0b0b0"):
                 self.judged(str(tmp_path / "c"), settings, first, other)
@@ -404,15 +410,21 @@ class TestBundle:
         with pytest.raises(JobError, match="without a probability"):
             judge(out, STORAGE, config(), JUDGED_RUN, [unit])
 
-    def test_a_run_from_before_there_were_bundles_is_judged_again(self, out):
+    @pytest.mark.parametrize("lacks", [VERDICT, READINGS, (*VERDICT, *READINGS)], ids="-".join)
+    def test_a_run_from_before_bundles_or_the_blend_is_judged_again_by_what_it_has(self, out, lacks):
         unit = put_unit(STORAGE, out, "u1", random_answers(9))
         for part in unit["parts"]:
             url = join(out, part["url_suffix"])
             table = pq.ParquetFile(url).read()
-            old = table.drop_columns([name for name in VERDICT if name in table.column_names])
+            old = table.drop_columns([name for name in lacks if name in table.column_names])
             STORAGE.write(url, encode(old))
             part["sha256"] = hashlib.sha256(STORAGE.read(url)).hexdigest()
-        assert judge(out, STORAGE, config(), RUN, [unit]).counts["n_audited"] == 9
+        old_run = replace(RUN, scorer={"name": "tiny", "fingerprint": "f00"})
+        result = judge(out, STORAGE, config(), old_run if READINGS[0] in lacks else RUN, [unit])
+        assert result.counts["n_audited"] == 9
+        assert result.reference.deciding_method == ("gasp" if READINGS[0] in lacks else "blend")
+        with pytest.raises(ConfigError, match="blend reads attention"):
+            judge(out, STORAGE, Config(methods=("blend",)), old_run, [unit])
 
     def test_a_run_without_sentences_keeps_the_operating_point(self, out):
         unit = put_unit(STORAGE, out, "u1", [answer("a", [])])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from detector import Record, Scorer
-from detector.aggregate import assign_tokens
+from detector.aggregate import assign_tokens, sentence_tokens
 from detector.probe import Keep
 from detector.words import word_features
 from jobs.config import Config
@@ -312,6 +312,20 @@ def test_tokens_and_sentences_are_unsupported_where_they_share_a_character_with_
     words = word_features(text, trace.offsets, passages, "Who?")
     np.testing.assert_array_equal(found.trace.words, words)
     np.testing.assert_array_equal(found.trace.logprob, trace.logprob)
+
+
+def test_sentences_that_share_a_token_are_both_learned_from(tiny, monkeypatch):
+    """As an audit judges both."""
+    one = LabelledRecord(Record("Who?", ["Ada."], " the end"), ((2, 4),), "s", "m", "QA", "en", "good")
+    reading, (trace,) = tiny.trace(one.record, KEEP)
+    assert trace.offsets[0].tolist() == [0, 4]
+    split = replace(reading, sentences=((0, 2), (2, 4), (5, 8)))
+    monkeypatch.setattr("jobs.labelled.read_record", lambda *_: split)
+    found = label(one, trace, tiny)
+    judged = sentence_tokens(split, one.record.answer)
+    assert [members.tolist() for members in found.sentences] == [m.tolist() for m in judged.values()]
+    assert [0] == found.sentences[0].tolist() == found.sentences[1].tolist()
+    assert found.sentence_labels.tolist() == [False, True, False]
 
 
 def test_ragtruth_is_read_whole(shared):

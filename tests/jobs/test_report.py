@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from detector.calibration import FEATURES as MEASURED
+from detector.methods import METHODS
 from jobs.config import load_config
 from jobs.errors import ConfigError, JobError
 from jobs.report import collect, render, write_report
 from jobs.report.cards import anchor
+from jobs.report.wording import FEATURES, PHRASES, direction, explain_decision, percent
 from jobs.report.wording import REASONS as MEANINGS
-from jobs.report.wording import direction, percent
 from jobs.storage import Storage
 from jobs.tables import REASONS
 from tests.jobs.report.fake_run import LOG, Answer, Reject, Said, write_fake_run
@@ -26,7 +28,7 @@ HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}</
 def test_verdict_counts_sentences_and_answers_with_the_wilson_interval(tmp_path: Path) -> None:
     answers = [flat(3.0 if i < 6 else -1.0, f"r{i}") for i in range(16)]
     page = read_page(tmp_path, answers, [Reject("no_passages"), Reject("malformed_row")])
-    assert page.inside["h1"] == ["6 of 16 sentences in 6 of 16 answers react least to their passages"]
+    assert page.inside["h1"] == ["6 of 16 sentences in 6 of 16 answers lean least on their passages"]
     assert "6 of 16, 95 % Wilson interval 18.5 % to 61.4 %" in page.words.replace("\xa0", " ")
     assert "18 = 16 audited + 2 rejected, from 2 files (1 empty)" in page.words
     assert "no passage was retrieved" in page.words
@@ -49,7 +51,7 @@ def test_given_threshold_is_said_to_come_from_its_profile(tmp_path: Path) -> Non
 
 def test_one_flagged_sentence_is_singular(tmp_path: Path) -> None:
     page = read_page(tmp_path, [flat(3.0, "r1")])
-    assert page.inside["h1"] == ["1 of 1 sentence in 1 of 1 answer reacts least to its passages"]
+    assert page.inside["h1"] == ["1 of 1 sentence in 1 of 1 answer leans least on its passages"]
 
 
 def test_nothing_flagged(tmp_path: Path) -> None:
@@ -154,8 +156,28 @@ def test_each_sentence_says_which_signals_its_verdict_rests_on(tmp_path: Path) -
 
 def test_label_free_page_names_its_method_and_has_no_column_for_reasons(tmp_path: Path) -> None:
     page = read_page(tmp_path, [flat(3.0, "r1")])
-    assert "The method that judged is gasp." in page.words
+    assert "The method that judged is blend." in page.words
     assert "mostly by" not in page.words and "operating point" not in page.words
+
+
+def test_page_says_what_the_deciding_method_reads_and_which_way_it_counts(tmp_path: Path) -> None:
+    page = read_page(tmp_path, [flat(3.0, "r1")])
+    assert (
+        "how far the predictions move when all passages go; what share of it stands in no passage even two "
+        "words in a row; how much the scorer looks at the passages and not back at the answer; how long it "
+        "is (logarithm of its tokens)." in page.words
+    )
+    assert (
+        "they are added up. The smaller the first and the third and the larger the second and the fourth, "
+        "the higher the score: less grounded." in page.words
+    )
+    assert "The smaller, the higher the score" in " ".join(explain_decision("gasp", True, 0.05))
+    assert "The larger, the higher the score" in " ".join(explain_decision("length", True, 0.05))
+
+
+def test_every_method_and_every_statistic_has_its_words() -> None:
+    assert set(PHRASES) == set(METHODS)
+    assert set(FEATURES) == set(MEASURED)
 
 
 def test_command_of_a_run_with_defaults_sets_nothing(tmp_path: Path) -> None:

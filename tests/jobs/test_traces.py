@@ -204,3 +204,15 @@ def test_the_key_follows_scorer_and_profile_and_ignores_the_name_of_the_answer(t
 def test_wanted_names_fields_of_a_trace():
     assert wanted(EVERYTHING) <= {field.name for field in dataclasses.fields(Trace)}
     assert wanted(Keep(False)) == set()
+
+
+def test_masked_leave_one_out_has_a_key_of_its_own(tiny, store):
+    """Its numbers have the names of exact ones, and a file adds to what it held before."""
+    masked = Keep(masked=True)
+    assert trace_key(RECORD, tiny, Keep()) == trace_key(RECORD, tiny) != trace_key(RECORD, tiny, masked)
+    # Without leave-one-out there is nothing to mask, and what a Keep asks for besides is no part of a key.
+    assert trace_key(RECORD, tiny, Keep(False, masked=True)) == trace_key(RECORD, tiny, EVERYTHING)
+    for keep in (Keep(), masked):
+        store.put(trace_key(RECORD, tiny, keep), tiny.trace(RECORD, keep)[1])
+    exact, hidden = (store.get(trace_key(RECORD, tiny, keep), keep)[0] for keep in (Keep(), masked))
+    assert np.abs(exact.logprob_without - hidden.logprob_without).max() > 1e-3

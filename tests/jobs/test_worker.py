@@ -16,7 +16,7 @@ from jobs.config import Config
 from jobs.errors import JobError
 from jobs.listing import cut, freeze
 from jobs.storage import Storage
-from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS, VERDICT
+from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, READINGS, REJECTS, VERDICT
 from jobs.worker import DeviceLost, Worker, WorkerProcess, load_scorer
 from tests import fake_scorer, stand_in_head
 from tests.fake_scorer import FakeScorer
@@ -94,6 +94,8 @@ def test_rows_hold_what_was_logged_and_what_was_measured(tmp_path):
         assert (got["start"], got["end"], got["n_tokens"]) == (want.start, want.end, want.n_tokens)
         assert got["gap"] == pytest.approx(want.features.gap, rel=1e-6)
         assert got["max_drop"] == pytest.approx(want.features.max_drop, rel=1e-6)
+        for name in READINGS:
+            assert got[name] == pytest.approx(getattr(want.features, name), rel=1e-6)
         assert got["evidence_passage_index"] == want.evidence.passage_index
         assert got["evidence_passage_id"] == ("p0a", "p0b")[want.evidence.passage_index]
         assert (got["evidence_start"], got["evidence_end"]) == (want.evidence.start, want.evidence.end)
@@ -251,7 +253,7 @@ def test_the_real_scorer_takes_the_bundle_that_the_settings_name(tiny_scorer_dir
     try:
         for place, wanted in ((str(tmp_path / "b"), bundle.digest), ("auto", None), ("none", None)):
             config = Config.model_validate({"scorer": {"name": str(tiny_scorer_dir)}, "bundle": place})
-            loaded = load_scorer(config.resolved(wanted))
+            loaded = load_scorer(config.resolved(wanted, reads_attention=True))
             assert (loaded.bundle and loaded.bundle.digest) == wanted
     finally:
         torch.set_num_threads(before)
@@ -273,6 +275,19 @@ def test_leave_one_out_off_leaves_its_columns_empty(tmp_path):
     marker = bench.audit()
     for got in bench.rows(marker, "sentences"):
         assert got["drops"] == [] and got["max_drop"] is None and got["evidence_passage_index"] is None
+
+
+@pytest.mark.parametrize(
+    ("loo", "asked"), [("exact", (True, False)), ("masked", (True, True)), ("off", (False, False))]
+)
+def test_the_setting_loo_says_how_pieces_are_left_out(tmp_path, loo, asked):
+    scorer, seen = FakeScorer(), []
+    measure = scorer.measure
+    scorer.measure = lambda *record, **how: (
+        seen.append((how["leave_one_out"], how["masked"])) or measure(*record, **how)
+    )
+    Bench(tmp_path, [row(0)], Config(loo=loo), scorer).audit()
+    assert seen == [asked]
 
 
 def test_short_answers_are_rejected_by_the_runs_minimum(tmp_path):

@@ -25,7 +25,7 @@ BUNDLE = {
     "limits": "It learned <b>nothing</b>.",
     "operating_points": [[0.02, 0.8], [0.05, 0.6]],
 }
-METHODS = ("gasp", "gap", "jsd_none", "perplexity", "length")
+METHODS = ("blend", "gasp", "jsd_none", "gap", "perplexity", "length")
 
 
 @dataclass
@@ -108,7 +108,7 @@ def write_fake_run(
     scales = {name: Scale(0.8, 0.5) for name in FEATURES}
     scorer = ("smollm2-135m", "5a1f00c2d9e4", "plain", config.loo)
     reference = Reference(
-        RUN_ID, *scorer, n, len(answers), scales, scales, "gasp", threshold, threshold_from, 0.1
+        RUN_ID, *scorer, n, len(answers), scales, scales, "blend", threshold, threshold_from, 0.1
     )
     if bundle:
         reference = replace(
@@ -119,7 +119,7 @@ def write_fake_run(
             target_fpr=0.05,
             bundle=BUNDLE["digest"],
         )
-        config = config.resolved(BUNDLE["digest"])
+        config = config.resolved(BUNDLE["digest"], reads_attention=True)
     storage.write(join(out, "profile.json"), reference.to_json().encode())
     run = Run(
         run_id=RUN_ID,
@@ -136,6 +136,7 @@ def write_fake_run(
             "fingerprint": "5a1f00c2d9e4",
             "window_tokens": 8192,
             "dtype": "float32",
+            "reads_attention": True,
         }
         | ({"bundle": BUNDLE} if bundle else {}),
         versions={"python": "3.11.9", "torch": "2.13.0", "transformers": "5.23.0", "ray": "2.60.0"},
@@ -183,7 +184,14 @@ def _write_unit(
                 "explanation": "",
                 "annotator_kind": "CODE",
             }
-            spread = {"gasp": 1.0, "gap": 0.41, "jsd_none": 0.33, "perplexity": 0.2, "length": -0.1}
+            spread = {
+                "blend": 1.0,
+                "gasp": 0.7,
+                "gap": 0.41,
+                "jsd_none": 0.33,
+                "perplexity": 0.2,
+                "length": -0.1,
+            }
             row |= {f"score_{name}": said.score * spread.get(name, 1.0) for name in methods}
             if "ensemble" in methods:
                 row |= {"ensemble_states": 1.4, "ensemble_attention": said.score, "ensemble_likelihood": -0.3}

@@ -1,0 +1,135 @@
+"""Masked leave-one-out against exact on labelled RAGTruth answers: what hiding a passage does to the numbers.
+
+    python -m tests.figures.masked_accuracy [--answers 420] [--cache FOLDER] [--scorer NAME] [--profile NAME]
+
+One answer per source, those that `leadline fit --per-source 1` learns from, in its order. Both ways are
+measured once and kept in the cache of `leadline evaluate`, under different keys. Printed:
+
+- sentence AUROC of every method that reads leave-one-out, and of max drop and max JSD alone, under both, with
+  95 % intervals of the difference (1,000 paired bootstrap samples of sources); trained ones are held out on
+  five folds of sources, the same for both, and fitted on the numbers that they are judged on;
+- per sentence, the correlation of max drop and of max JSD;
+- how often the evidence is the same passage, among supported sentences that some passage carries (exact max
+  drop of at least 0.05 nats per token).
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detector import Scorer, gasp, gasp_head
+from detector.evaluation import METRICS, bootstrap, folds
+from detector.heads import F64, Labelled
+from detector.label_free import LABEL_FREE
+from detector.probe import Keep
+from detector.scorers import EMBEDDED
+from detector.trained import TRAINED
+from jobs.config import make_config
+from jobs.evaluate import N_FOLDS, hold_out
+from jobs.fit import n_blocks
+from jobs.labelled import LabelledRecord, measure_labelled, pick, read_labelled
+from jobs.traces import TraceStore
+from tests.figures.ragtruth import PATH
+
+FLOOR_NATS = 0.05
+WAYS = {"exact": Keep(), "masked": Keep(masked=True)}
+
+
+def methods(n_layers: int) -> list[str]:
+    """Every form that reads leave-one-out passes, label-free ones first."""
+    free = [name for name, method in LABEL_FREE.items() if method.keep.leave_one_out]
+    return free + [name for name, method in TRAINED.items() if method.keep(n_layers).leave_one_out]
+
+
+def feature(examples: list[Labelled], name: str) -> F64:
+    """(n,) one sentence feature of all examples, in nats."""
+    return np.concatenate([gasp_head.features(e.trace, e.sentences, (name,))[:, 0] for e in examples])
+
+
+def scores(examples: list[Labelled], part: NDArray[np.int64], n_layers: int) -> dict[str, F64]:
+    """Sentence scores per method, higher = less grounded."""
+    found = {name: -feature(examples, name) for name in ("max_drop", "max_jsd")}
+    for name in methods(n_layers):
+        found[name] = np.concatenate(hold_out(name, examples, part, n_layers).sentences)
+    return found
+
+
+def top_pieces(examples: list[Labelled]) -> NDArray[np.int64]:
+    """(n,) the piece whose absence costs the sentence most."""
+    return np.concatenate(
+        [
+            [gasp.drops(e.trace)[:, tokens].mean(axis=1, dtype=np.float64).argmax() for tokens in e.sentences]
+            for e in examples
+        ]
+    ).astype(np.int64)
+
+
+def measure(groups: list[list[LabelledRecord]], scorer: Scorer, cache: Path) -> dict[str, list[Labelled]]:
+    """The examples that have sentences, in the same order both ways."""
+    store = TraceStore(cache)
+    found = {}
+    for way, keep in WAYS.items():
+        examples, _ = measure_labelled(
+            groups,
+            scorer,
+            store,
+            keep,
+            lambda done, n, way=way: (
+                print(f"{way}: {done} of {n} answers", file=sys.stderr) if done % 20 == 0 else None
+            ),
+        )
+        found[way] = [example for example in examples if example.sentences]
+    return found
+
+
+def compare(found: dict[str, list[Labelled]], n_layers: int) -> None:
+    """Print everything."""
+    exact, masked = found["exact"], found["masked"]
+    labels = np.concatenate([e.sentence_labels for e in exact])
+    sources = np.concatenate([[e.source_id] * len(e.sentences) for e in exact])
+    print(f"{len(exact)} answers, {len(labels)} sentences, {labels.mean():.1%} of them unsupported")
+    part = folds([e.source_id for e in exact], np.array([e.label for e in exact]), N_FOLDS, 0)
+    ours, theirs = scores(masked, part, n_layers), scores(exact, part, n_layers)
+    print("sentence AUROC     exact  masked  difference")
+    for name in theirs:
+        both = {"exact": theirs[name], "masked": ours[name]}
+        estimates = bootstrap(labels, both, sources.tolist(), METRICS["auroc"], against="exact")
+        difference = estimates["masked"].difference
+        assert difference is not None
+        print(
+            f"{name:17} {estimates['exact'].interval.value:6.3f} {estimates['masked'].interval.value:7.3f}"
+            f"  {difference.value:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
+        )
+    for name in ("max_drop", "max_jsd"):
+        correlation = np.corrcoef(feature(exact, name), feature(masked, name))[0, 1]
+        print(f"correlation of {name} per sentence: {correlation:.3f}")
+    grounded = ~labels & (feature(exact, "max_drop") >= FLOOR_NATS)
+    same = top_pieces(exact) == top_pieces(masked)
+    print(
+        f"same top passage: {same[grounded].mean():.1%} of {grounded.sum()} grounded sentences, "
+        f"{same.mean():.1%} of all"
+    )
+
+
+def main() -> None:
+    """Measure what is not measured yet, compare, print."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--answers", type=int, default=420)
+    arguments.add_argument("--cache", default="~/.cache/leadline/traces")
+    arguments.add_argument("--scorer", default=EMBEDDED)
+    arguments.add_argument("--profile", default="plain")
+    arguments.add_argument("--logs", default=str(PATH))
+    given = arguments.parse_args()
+    picked = pick(read_labelled([given.logs], make_config({})), 1)
+    groups = [group for group in picked if group[0].quality == "good"][: given.answers]
+    scorer = Scorer.load(given.scorer, profile=given.profile, bundle=None)
+    found = measure(groups, scorer, Path(given.cache).expanduser())
+    print(f"{scorer.name}, {scorer.dtype}, profile {given.profile}")
+    compare(found, n_blocks(scorer))
+
+
+if __name__ == "__main__":
+    main()
