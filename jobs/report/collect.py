@@ -90,7 +90,7 @@ def collect(out: str, storage: Storage, config: Config) -> Page:
         cards=cards,
         rejects=_rejects(storage, out, run),
         provenance=collect_provenance(run, reference, config, out),
-        decides=explain_decision(method, leave_one_out, config.judge.evidence_floor_nats),
+        decides=explain_decision(method, run.config.get("loo", "exact"), config.judge.evidence_floor_nats),
         limits=(bundle["limits"], *LIMITS) if METHODS[method].trained and bundle else LIMITS,
     )
 

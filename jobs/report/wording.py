@@ -114,12 +114,16 @@ def _explain_threshold(basis: Basis) -> tuple[str, ...]:
     )
 
 
-def explain_decision(method: str, leave_one_out: bool, floor_nats: float) -> tuple[str, ...]:
-    """How a sentence gets its score, in five lines."""
+def explain_decision(method: str, loo: str, floor_nats: float) -> tuple[str, ...]:
+    """How a sentence gets its score, in five lines. `loo`: exact, masked or off."""
     decider = METHODS[method]
     passes = "once with all passages, once with none"
-    if leave_one_out:
-        passes += " and once without each passage in turn"
+    if loo != "off":
+        passes += " and once " + (
+            "with each passage in turn hidden from the answer"
+            if loo == "masked"
+            else "without each passage in turn"
+        )
     read = "; ".join(FEATURES[name] for name in decider.features if not decider.trained)
     added = " and they are added up" if len(decider.features) > 1 else ""
     how = (
@@ -138,8 +142,9 @@ def explain_decision(method: str, leave_one_out: bool, floor_nats: float) -> tup
         f"Nothing is generated and no judge is asked: a small model re-reads each logged answer, {passes}.",
         *how,
         "A sentence at or above the threshold is flagged. An answer is flagged with any of its sentences.",
-        f"Its evidence is the passage whose removal costs it most, if at least {floor_nats:g} nats per token."
-        if leave_one_out
+        f"Its evidence is the passage whose {'hiding' if loo == 'masked' else 'removal'} costs it most, "
+        f"if at least {floor_nats:g} nats per token."
+        if loo != "off"
         else "Evidence needs the reading without each passage, which this run left out (loo: off).",
     )
 

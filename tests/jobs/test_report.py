@@ -171,8 +171,9 @@ def test_page_says_what_the_deciding_method_reads_and_which_way_it_counts(tmp_pa
         "they are added up. The smaller the first and the third and the larger the second and the fourth, "
         "the higher the score: less grounded." in page.words
     )
-    assert "The smaller, the higher the score" in " ".join(explain_decision("gasp", True, 0.05))
-    assert "The larger, the higher the score" in " ".join(explain_decision("length", True, 0.05))
+    assert "The smaller, the higher the score" in " ".join(explain_decision("gasp", "exact", 0.05))
+    assert "The larger, the higher the score" in " ".join(explain_decision("length", "exact", 0.05))
+    assert "hidden from the answer" in " ".join(explain_decision("length", "masked", 0.05))
 
 
 def test_every_method_and_every_statistic_has_its_words() -> None:
