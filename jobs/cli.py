@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jobs.bench_options import BenchOptions
 from jobs.console import guard, print_verdict, watch
 from jobs.options import (
     AuditOptions,
@@ -230,6 +231,20 @@ def evaluate(
         print(compare_published(labelled, out, config))
     else:
         print(compare(labelled, out, config, options, against, leave_out, verifier or [], _say))
+    return 0
+
+
+@command
+def bench(
+    options: BenchOptions,
+    logs: Annotated[
+        list[str] | None, typer.Argument(metavar="[LOGS...]", help="Real answers; default: generated ones.")
+    ] = None,
+) -> int:
+    """Measure what the scorer costs here: speed, share of each part, memory, against other ways to do it."""
+    from jobs.bench import run
+
+    run(logs or [], settings(options), options, _say)
     return 0
 
 
