@@ -56,7 +56,8 @@ def describe(
     uploaded by Ray (100 MiB at most, `.gitignore` is honoured).
     Raises ConfigError for what would mean something else on the cluster, or show a secret on its dashboard.
     """
-    for url in (*logs, out, *([profile] if profile else [])):
+    bundle = [] if config.bundle_place in ("auto", "none") else [config.bundle_place]
+    for url in (*logs, out, *([profile] if profile else []), *bundle):
         _check_url(url)
     for key, value in _leaves(config.storage):
         if key.rsplit(".", 1)[-1] not in _TELLABLE or mask(str(value)) != str(value):

@@ -107,6 +107,12 @@ def test_a_wildcard_is_no_query():
     assert "day=?/*.jsonl" in describe(["s3://bucket/day=?/*.jsonl"], OUT, Config()).entrypoint
 
 
+def test_a_bundle_must_be_where_the_cluster_finds_it():
+    with pytest.raises(ConfigError, match="my-bundle: a relative path"):
+        describe(LOGS, OUT, Config(bundle="my-bundle#0123456789ab"))
+    assert "s3://b/bundle" in describe(LOGS, OUT, Config(bundle="s3://b/bundle")).entrypoint
+
+
 @pytest.mark.parametrize("logs, out", [(["logs"], OUT), (LOGS, "out")])
 def test_a_relative_path_is_refused_because_it_names_another_folder_there(logs, out):
     with pytest.raises(ConfigError, match="relative path"):
