@@ -16,10 +16,11 @@ from fsspec.utils import glob_translate
 
 from jobs.config import Config, ReadConfig
 from jobs.errors import ConfigError
-from jobs.formats import read_rows
+from jobs.formats import SYSTEMS, read_rows
 from jobs.formats.json_text import BOM
-from jobs.formats.parquet import read_row_groups
+from jobs.formats.parquet import read_row_groups, read_schema
 from jobs.formats.source import BLOCK_BYTES, BROKEN, compression_of, decoded, open_source
+from jobs.formats.systems import recognise_schema, recognise_text
 from jobs.storage import Object, Storage, mask
 
 Format = Literal["jsonl", "json", "csv", "parquet"]
@@ -57,6 +58,8 @@ class InputFile:
     format: Format
     compression: Compression | None
     partitions: dict[str, str]
+    system: str | None = None
+    """The tracing system whose spans it holds (a key of SYSTEMS); None: rows of one answer each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,9 @@ class WorkUnit:
     """A slice of one file: what one worker reads, and what is done again when it fails.
 
     `start:stop` are byte offsets in plain JSONL (the unit owns the lines that start there), rows of
-    `row_group` in Parquet, and the whole file elsewhere. `row_group` is None in a Parquet file whose footer
-    could not be read. `max_rows` is set where `read.limit` ends in this unit.
+    `row_group` in Parquet, and the whole file elsewhere and wherever there are spans. `row_group` is None in
+    a Parquet file of spans, or whose footer could not be read. `max_rows` is set where `read.limit` ends in
+    this unit.
     """
 
     unit_id: str
@@ -78,6 +82,7 @@ class WorkUnit:
     stop: int
     row_group: int | None = None
     max_rows: int | None = None
+    system: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A tree for json.dumps."""
@@ -124,7 +129,8 @@ def freeze(logs: Sequence[str], storage: Storage, read: ReadConfig) -> list[Inpu
                 f"{mask(found.url)}: neither JSON lines, JSON, CSV nor Parquet by its name or first bytes; "
                 "say which with --set read.format=..."
             )
-        return InputFile(found.url, found.size, found.etag, *kind, partitions_of(found.url))
+        system = _system_of(found, *kind, storage, read)
+        return InputFile(found.url, found.size, found.etag, *kind, partitions_of(found.url), system)
 
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         looked = list(pool.map(look, [objects[url] for url in sorted(objects)]))
@@ -210,13 +216,14 @@ def _kind_of(found: Object, storage: Storage, read: ReadConfig) -> tuple[Format,
     if compression:
         suffixes.pop()
     by_name = SUFFIXES.get(suffixes[-1]) if suffixes else None
-    if by_name is not None and read.format != "auto":
-        return read.format, compression
+    forced: Format | None = None if read.format in ("auto", *SYSTEMS) else read.format
+    if by_name is not None and forced:
+        return forced, compression
     if by_name is not None and by_name != "json":
         return by_name, compression
     head, shown = _head(found, storage, read)
-    if read.format != "auto":
-        return read.format, shown
+    if forced:
+        return forced, shown
     if by_name == "json":
         return ("jsonl" if _is_lines(head) else "json"), shown or compression
     if head.startswith(b"PAR1"):
@@ -225,6 +232,18 @@ def _kind_of(found: Object, storage: Storage, read: ReadConfig) -> tuple[Format,
     if re.match(rb'\{\s*["}]', text):
         return ("jsonl" if _is_lines(head) else "json"), shown
     return ("json", shown) if re.match(rb"\[\s*[\{\]]", text) else None
+
+
+def _system_of(
+    found: Object, form: Format, compression: Compression | None, storage: Storage, read: ReadConfig
+) -> str | None:
+    """The tracing system that the file's first rows, or columns, show; none where rows were asked for."""
+    if read.format != "auto":
+        return read.format if read.format in SYSTEMS else None
+    if form == "parquet":
+        schema = read_schema(storage, found.url)
+        return None if schema is None else recognise_schema(schema)
+    return recognise_text(_head(found, storage, read)[0], form)
 
 
 def _head(found: Object, storage: Storage, read: ReadConfig) -> tuple[bytes, Compression | None]:
@@ -258,12 +277,17 @@ def _cut_all(
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         while some := list(islice(remaining, 1 if lazily else 4 * _CONCURRENT_READS)):
             footers = pool.map(
-                lambda file: read_row_groups(storage, file.url) if file.format == "parquet" else None, some
+                lambda file: read_row_groups(storage, file.url) if _by_groups(file) else None, some
             )
             for file, row_groups in zip(some, footers, strict=True):
                 for start, stop, row_group in _ranges(file, row_groups, read):
                     where = (file.url, file.etag, file.format, file.compression, file.partitions)
-                    yield WorkUnit("", *where, start, stop, row_group)
+                    yield WorkUnit("", *where, start, stop, row_group, system=file.system)
+
+
+def _by_groups(file: InputFile) -> bool:
+    # Spans of one trace may stand in any row group, so a file of them is read as one.
+    return file.format == "parquet" and file.system is None
 
 
 def _ranges(
@@ -274,7 +298,7 @@ def _ranges(
             n_slices = min(MAX_SLICES, -(-n_rows // read.unit_rows))
             for i in range(n_slices):
                 yield i * n_rows // n_slices, (i + 1) * n_rows // n_slices, group
-    elif file.format == "jsonl" and file.compression is None and file.size > 0:
+    elif file.format == "jsonl" and file.compression is None and file.size > 0 and file.system is None:
         for start in range(0, file.size, read.unit_bytes):
             yield start, min(start + read.unit_bytes, file.size), None
     else:
@@ -283,5 +307,6 @@ def _ranges(
 
 def _named(unit: WorkUnit, sequence: int) -> WorkUnit:
     what = [unit.url, unit.etag, unit.format, unit.start, unit.stop, unit.row_group, unit.max_rows]
+    what += [unit.system] if unit.system else []
     digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()
     return replace(unit, unit_id=f"{sequence:06d}-{digest[:8]}")

@@ -37,6 +37,8 @@ class Status:
     n_audited: int
     n_rejected: int
     rejects: dict[str, int]
+    n_other_spans: int
+    """Spans of traces with neither answer nor retrieval, which are no rows."""
     n_computed_tokens: int
     tokens_per_second: float | None
     seconds_left: float | None
@@ -46,7 +48,7 @@ class Status:
         return json.dumps(asdict(self), indent=2)
 
     def to_text(self) -> str:
-        """Four to six lines for a person."""
+        """Four to seven lines for a person."""
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in self.rejects.items())
         lines = [
             f"run     {self.run_id} in {self.out}, begun {self.started_at}: {self.state}",
@@ -55,6 +57,8 @@ class Status:
             f"rows    {self.n_read:,} read = {self.n_audited:,} audited + {self.n_rejected:,} rejected"
             + (f" ({reasons})" if reasons else ""),
         ]
+        if self.n_other_spans:
+            lines.append(f"spans   {self.n_other_spans:,} of traces without answer or retrieval, no rows")
         lines += [f"failed  {unit}: {error}" for unit, error in self.failed.items()]
         if self.tokens_per_second is not None:
             left = spell_seconds(self.seconds_left)
@@ -96,6 +100,8 @@ def read_status(out: str, config: Config, now: datetime | None = None) -> Status
         n_audited=counts["n_audited"],
         n_rejected=counts["n_rejected"],
         rejects={reason: rejects[reason] for reason in REASONS if rejects[reason]},
+        # A marker may be from before there were spans.
+        n_other_spans=sum(marker.get("n_other_spans", 0) for marker in markers.values()),
         n_computed_tokens=sum(marker["n_tokens"] for marker in markers.values()),
         tokens_per_second=progress["tokens_per_second"] if progress else None,
         seconds_left=progress["eta_seconds"] if progress else None,

@@ -19,6 +19,7 @@ from jobs.formats.labels import (
     plain_text,
     read_metadata,
 )
+from jobs.formats.messages import ASSISTANTS, USERS, last_message, role_of
 from jobs.formats.passages import PARTS, Retrieved, read_passages
 from jobs.formats.paths import Path, Row, paths, snake
 
@@ -62,12 +63,6 @@ _DEEPEVAL_RETRIEVED = "retrieval_context"
 FIELDS = ("response_id", *LABELS, "question", "passages", "answer")
 """Our names, as `fields:` in the settings may use them, beside `passages.text` and the like."""
 
-_USERS = frozenset({"user", "human", "customer"})
-_ASSISTANTS = frozenset({"assistant", "ai", "agent", "bot", "model", "chatbot", "gpt"})
-_ROLES = _USERS | _ASSISTANTS | {"system", "developer", "tool", "function"}
-_ROLE = paths("role", "speaker", "author", "from", "type")
-_MESSAGE = paths("content", "text", "message", "value", "parts")
-
 
 def check_fields(fields: Mapping[str, str]) -> dict[str, Path]:
     """The `fields:` setting as paths. Raises ConfigError for a name that is not ours."""
@@ -107,10 +102,10 @@ def _fold(
     allow_missing_question: bool,
     own_id: str,
 ) -> Record:
-    answer, answer_path = _first_text(row, paths_of("answer", ANSWER, fields), _ASSISTANTS)
+    answer, answer_path = _first_text(row, paths_of("answer", ANSWER, fields), ASSISTANTS)
     if answer is None:
         raise _missing(RejectReason.MISSING_ANSWER, "answer", answer_path)
-    question, question_path = _first_text(row, paths_of("question", QUESTION, fields), _USERS)
+    question, question_path = _first_text(row, paths_of("question", QUESTION, fields), USERS)
     if question is None and not allow_missing_question:
         raise _missing(RejectReason.MISSING_QUESTION, "question", question_path)
     retrieved, passages_path = _retrieved(row, fields)
@@ -135,7 +130,7 @@ def _fold(
 
 def holds_answer(row: dict[str, Any]) -> bool:
     """Whether a JSON object is itself a row, rather than the holder of a list of rows."""
-    return _first_text(Row(row), ANSWER, _ASSISTANTS)[0] is not None
+    return _first_text(Row(row), ANSWER, ASSISTANTS)[0] is not None
 
 
 def resolved_mapping(rows: Sequence[dict[str, Any]], fields: Mapping[str, str]) -> dict[str, str]:
@@ -159,7 +154,7 @@ def _resolve(row: Row, own: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
         found = next(filter(None, map(row.find, paths_of(name, aliases, own))), None)
         if found is not None:
             yield name, found.path
-    for name, aliases, roles in (("question", QUESTION, _USERS), ("answer", ANSWER, _ASSISTANTS)):
+    for name, aliases, roles in (("question", QUESTION, USERS), ("answer", ANSWER, ASSISTANTS)):
         text, path = _first_text(row, paths_of(name, aliases, own), roles)
         if text is not None:
             yield name, path
@@ -206,47 +201,9 @@ def _first_text(row: Row, candidates: Sequence[Path], roles: frozenset[str]) -> 
 def _text(value: Any, roles: frozenset[str]) -> str | None:
     if isinstance(value, str) and value.lstrip().startswith("[{"):
         messages = embedded(value)
-        if isinstance(messages, list) and isinstance(messages[0], dict) and _role(Row(messages[0])):
-            return _last_message(messages, roles)
-    return _last_message(value, roles) if isinstance(value, list) else plain_text(value)
-
-
-def _last_message(messages: Sequence[Any], roles: frozenset[str]) -> str | None:
-    """The text of the last message with one of these roles; an answer must come after the last question.
-
-    A single item without a role is taken as it is.
-    """
-    for message in reversed(messages):
-        if not isinstance(message, dict):
-            return plain_text(message) if len(messages) == 1 else None
-        row = Row(message)
-        role = _role(row)
-        if role in roles or (role is None and len(messages) == 1):
-            return _message_text(row)
-        if role in _USERS:
-            return None
-    return None
-
-
-def _role(row: Row) -> str | None:
-    values = (found.value for found in map(row.find, _ROLE) if found is not None)
-    roles = (value.lower() for value in values if isinstance(value, str))
-    return next((role for role in roles if role in _ROLES), None)
-
-
-def _message_text(row: Row) -> str | None:
-    for found in filter(None, map(row.find, _MESSAGE)):
-        if isinstance(found.value, list):  # parts of one message; images and tool calls have no text
-            parts = (
-                _message_text(Row(part)) if isinstance(part, dict) else plain_text(part)
-                for part in found.value
-            )
-            text = plain_text("".join(filter(None, parts)))
-        else:
-            text = plain_text(found.value)
-        if text is not None:
-            return text
-    return None
+        if isinstance(messages, list) and isinstance(messages[0], dict) and role_of(Row(messages[0])):
+            return last_message(messages, roles)
+    return last_message(value, roles) if isinstance(value, list) else plain_text(value)
 
 
 def _missing(reason: RejectReason, name: str, refused: str) -> RecordRejected:

@@ -13,7 +13,18 @@ from jobs.storage import Storage
 if TYPE_CHECKING:
     from jobs.listing import WorkUnit
 
-CONTAINERS = ("results", "testCases", "test_cases", "data", "records", "rows", "samples", "examples")
+CONTAINERS = (
+    "results",
+    "testCases",
+    "test_cases",
+    "data",
+    "records",
+    "rows",
+    "samples",
+    "examples",
+    "traces",
+    "runs",
+)
 """Keys under which tools keep their list of rows (RAGChecker: results, DeepEval: testCases)."""
 
 
@@ -31,7 +42,7 @@ def read_rows(
     if isinstance(document, Malformed):
         yield 0, document
         return
-    for position, row in enumerate(_rows(document)):
+    for position, row in enumerate(rows_of(document)):
         yield position, row if isinstance(row, dict) else Malformed("the item is not a JSON object")
 
 
@@ -52,7 +63,8 @@ def _parse(pull: Read, limit: int) -> Any:
         return Malformed(f"{error}; if there is one object a line, use --set read.format=jsonl")
 
 
-def _rows(document: Any) -> list[Any]:
+def rows_of(document: Any) -> list[Any]:
+    """The rows of a document: its items, those of the list that it holds, or itself."""
     if isinstance(document, list):
         return document
     if isinstance(document, dict) and not holds_answer(document):

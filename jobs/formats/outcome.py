@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from detector.errors import RejectReason
 from detector.record import Record
@@ -15,9 +16,19 @@ class Malformed:
 
 
 @dataclass(frozen=True, slots=True)
+class Incomplete:
+    """A trace that is no record, and why. `values` are the labels that its spans still told, in our names."""
+
+    reason: RejectReason
+    detail: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Accepted:
     """One row that can be audited. `position` is the row number in Parquet, CSV and JSON (from 0), the
-    byte offset of the (decompressed) line in JSONL; `path` is the object's URL without credentials.
+    byte offset of the (decompressed) line in JSONL, and that of the first span where a row is a trace; `path`
+    is the object's URL without credentials.
     """
 
     record: Record

@@ -11,7 +11,7 @@ from jobs.config import ReadConfig
 from jobs.formats.aliases import may_matter
 from jobs.formats.jsonl import too_long
 from jobs.formats.outcome import Malformed
-from jobs.formats.paths import Path
+from jobs.formats.paths import Path, snake
 from jobs.formats.source import BROKEN, Source, one_line, open_source
 from jobs.storage import Storage
 
@@ -41,10 +41,28 @@ def read_row_groups(storage: Storage, url: str) -> list[int] | None:
             return None
 
 
+def read_schema(storage: Storage, url: str) -> pa.Schema | None:
+    """The columns, from the footer; None where there is no readable footer."""
+    with open_source(storage, url, FETCH_AHEAD_BYTES) as source:
+        try:
+            with closing(_open(source)) as file:
+                return file.schema_arrow
+        except BROKEN:
+            if source.failed:
+                raise
+            return None
+
+
 def read_rows(
-    unit: "WorkUnit", storage: Storage, read: ReadConfig, fields: Mapping[str, Path]
+    unit: "WorkUnit",
+    storage: Storage,
+    read: ReadConfig,
+    fields: Mapping[str, Path],
+    more: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[int, dict[str, Any] | Malformed]]:
     """Rows [unit.start, unit.stop) of the unit's row group, by row number in the file.
+
+    `more`: first names of columns that are read beside those that may hold a field.
 
     Where a page cannot be decoded, the unit that owns the first lost row yields one reject and the units
     behind it nothing, so that a break counts once however the group is cut. Raises what the store raises.
@@ -64,7 +82,7 @@ def read_rows(
                     yield 0, Malformed(f"row group {group} is gone: the file changed after it was listed")
                     return
                 stop = file.metadata.row_group(group).num_rows if unit.row_group is None else unit.stop
-                yield from _slice(file, source, group, unit.start, stop, read, fields)
+                yield from _slice(file, source, group, unit.start, stop, read, fields, more)
 
 
 def _open(source: Source) -> pq.ParquetFile:
@@ -79,12 +97,14 @@ def _slice(
     stop: int,
     read: ReadConfig,
     fields: Mapping[str, Path],
+    more: frozenset[str],
 ) -> Iterator[tuple[int, dict[str, Any] | Malformed]]:
     metadata = file.metadata
     offset = sum(metadata.row_group(g).num_rows for g in range(group))
     n_rows = metadata.row_group(group).num_rows
     names = file.schema_arrow.names
-    columns = [name for name in names if may_matter(name, fields)] or names[:1]
+    wanted = (name for name in names if may_matter(name, fields) or snake(name.split(".")[0]) in more)
+    columns = list(wanted) or names[:1]
     width = _decoded_bytes(metadata, group, columns)
     if 0 < n_rows < width / read.max_record_bytes:
         too_wide = Malformed(

@@ -67,6 +67,12 @@ def test_a_run_without_a_driver_is_stopped_and_its_units_are_counted(out):
     assert "run the same audit again" in found.to_text()
 
 
+def test_spans_that_are_no_rows_are_told_and_an_old_marker_has_none(out):
+    assert status(out).n_other_spans == 0 and "spans   " not in status(out).to_text()
+    write_marker(Storage(), out, marker("u3", 1, {}) | {"n_other_spans": 1200})
+    assert "1,200 of traces without answer or retrieval" in status(out).to_text()
+
+
 def test_a_driver_that_reported_lately_is_measuring_and_its_time_left_counts_down(out):
     write_progress(Storage(), out, progress(seconds_ago=20))
     found = status(out)

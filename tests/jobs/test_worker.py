@@ -63,6 +63,13 @@ def failing(error):
     return scorer
 
 
+def test_spans_of_traces_that_are_no_rows_are_counted_in_the_marker(tmp_path):
+    span = {"context": {"trace_id": "t", "span_id": "s"}, "parent_id": None, "name": "cron"}
+    kind = {"openinference.span.kind": "TOOL", "input.value": "x"}
+    marker = Bench(tmp_path, [span | {"span_kind": "TOOL", "attributes": kind}]).audit()
+    assert (marker["n_read"], marker["n_other_spans"]) == (0, 1)
+
+
 def test_every_row_read_is_a_response_or_a_reject(tmp_path):
     bench = Bench(tmp_path, [row(0), row(1, passages=[]), "{half", row(2)])
     marker = bench.audit()
