@@ -1,6 +1,7 @@
 """Which methods notice what they were not trained on: heads of RAGTruth QA on three other sets.
 
     python -m tests.figures.transfer [--pairs 100] [--seed 1] [--per-source 2] [--cache DIR] [--methods ...]
+                                    [--per-language N]
 
 swapped   an answer under another question's passages, beside the same answer under its own
 changed   one number, name or date of a grounded sentence replaced, beside the same answer unchanged
@@ -33,7 +34,7 @@ from tests.figures import edited, mushroom, ragtruth
 CHARACTERS = 3000
 METHODS = (
     "gap,jsd_none,gasp_economical,refind,token_probability_min,perplexity,length,overlap,"
-    "lookback,stack,saplma_smoothed,cortex,ensemble"
+    "blend,lookback,stack,saplma_smoothed,cortex,ensemble"
 )
 
 
@@ -63,12 +64,18 @@ def main() -> None:
     arguments.add_argument("--per-source", type=int, default=2)
     arguments.add_argument("--cache", default="~/.cache/leadline/traces")
     arguments.add_argument("--methods", default=METHODS)
+    arguments.add_argument("--per-language", type=int, help="at most N answers of Mu-SHROOM per language")
     arguments.add_argument("--measure-only", action="store_true")
     given = arguments.parse_args()
     methods = given.methods.split(",")
     swapped = edited.swapped(given.pairs, given.seed)
     changed = edited.changed(given.pairs, given.seed)
-    foreign = [m for m in mushroom.load() if m.record.passages]
+    with_passages = [m for m in mushroom.load() if m.record.passages]
+    foreign = [
+        m
+        for language in ("de", "fr", "hi")
+        for m in [m for m in with_passages if m.language == language][: given.per_language]
+    ]
 
     from detector import Scorer
 
@@ -120,7 +127,7 @@ def main() -> None:
         print(f"{method:22} {'  '.join(cells)}", flush=True)
     for delta in refind.DELTAS:
         ious = {language: [] for language in ("de", "fr", "hi")}  # type: dict[str, list[float]]
-        for e, m in zip(sets["mushroom"], foreign, strict=False):
+        for e, m in zip(sets["mushroom"], foreign, strict=True):
             predicted = refind.flagged_spans(refind.csr(e.trace), e.trace.offsets, delta)
             ious[e.language].append(refind.iou(predicted, m.spans))
         print(f"refind IoU, delta {delta}: {', '.join(f'{k} {np.mean(v):.3f}' for k, v in ious.items())}")
