@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +49,7 @@ def main() -> None:
         given.labelled,
         make_config({}),
         methods,
-        cache=given.cache,
+        cache=Path(given.cache).expanduser(),
         per_source=given.per_source,
         on_progress=lambda text: print(text, file=sys.stderr),
     )

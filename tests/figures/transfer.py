@@ -108,7 +108,7 @@ def main() -> None:
         [str(ragtruth.PATH)],
         make_config({}),
         methods,
-        cache=given.cache,
+        cache=Path(given.cache).expanduser(),
         per_source=given.per_source,
         on_progress=say,
     )
