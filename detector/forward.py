@@ -6,18 +6,26 @@ see a span (masked leave-one-out) run on the same cache and leave that span out.
 answer rows are kept; the model's own output head never runs.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
 
 from detector.attention import NAME, Hiding, Rows
 from detector.errors import ScorerError
 from detector.prefix_tree import Ids, Node, build_tree
 from detector.probe import Probe, blocks
+
+PART_TOKENS = 512
+"""How many tokens run through the layers at once on a CPU. What a layer makes of them is what a reading takes
+beside its cache, and an allocator makes a multiple of it out of larger arrays; more rows make products no
+faster."""
 
 
 @torch.inference_mode()
@@ -34,10 +42,12 @@ def last_rows(
     """
     tree = build_tree(sequences)
     device = next(body.parameters()).device
-    # Without a config every layer keeps all positions. Sliding-window layers then mask instead of
-    # forgetting, which is what lets the cache be cut back to any branch point.
-    cache = DynamicCache()
-    parts: list[list[Tensor]] = [[] for _ in sequences]
+    # Every layer keeps all positions. Sliding-window layers then mask instead of forgetting, which is what
+    # lets the cache be cut back to any branch point.
+    room = _Room(2 * getattr(body.config, "num_hidden_layers", 1))
+    cache = Cache(layer_class_to_replicate=partial(_Layer, room, max(map(len, sequences))))
+    # One place for the rows of all, made early: kept beside each node's states, they would cut up the heap.
+    hidden: Sequence[Tensor] = ()
 
     def see(*operands: Any) -> None:
         for probe in probes:
@@ -46,9 +56,7 @@ def last_rows(
     with ExitStack() as stack:
         for probe in probes:
             stack.enter_context(probe.watching())
-        for node in tree.walk():
-            if not node.tokens:
-                continue
+        for node in _parts(tree, device):
             cache.crop(node.start - cache.get_seq_length())
             tokens = torch.tensor([node.tokens], device=device)
             rows = _answer_rows(node, sequences, n_rows)
@@ -64,12 +72,71 @@ def last_rows(
             states = body(input_ids=tokens, cache=cache, use_cache=True, **more).last_hidden_state[0]
             if hiding is not None:
                 _check_hidden(body, hiding)
+            hidden = hidden or states.new_empty((sum(n_rows), states.shape[1])).split(list(n_rows))
             for index, found in rows.items():
-                parts[index].append(states[found.start : found.stop])
-    hidden = [torch.cat(part) for part in parts]
+                first = node.start + found.start - (len(sequences[index]) - n_rows[index])
+                hidden[index][first : first + found.stop - found.start] = states[found.start : found.stop]
     for probe in probes:
         probe.finish(hidden)
-    return hidden, tree.n_tokens
+    return list(hidden), tree.n_tokens
+
+
+def _parts(tree: Node, device: torch.device) -> Iterator[Node]:
+    """The nodes of a tree that hold tokens, depth first; on a CPU in parts of PART_TOKENS at most.
+
+    Elsewhere a part that follows another would need a dense mask, which takes more than it saves.
+    """
+    for node in tree.walk():
+        size = PART_TOKENS if device.type == "cpu" else max(1, len(node.tokens))
+        for first in range(0, len(node.tokens), size):
+            yield replace(node, start=node.start + first, tokens=node.tokens[first : first + size])
+
+
+class _Room:
+    """One block of memory for `n_places` tensors of the size of the first.
+
+    An allocator gives one large block back to the system when it is freed. The pieces of a cache it keeps.
+    """
+
+    def __init__(self, n_places: int) -> None:
+        self._n_places = n_places
+        self._left: Tensor | None = None
+
+    def take(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of `shape`, uninitialised: from the block as long as it lasts, else one of its own."""
+        size = math.prod(shape)
+        if self._left is None:
+            self._left = like.new_empty(size * self._n_places)
+        if size > len(self._left):
+            return like.new_empty(shape)
+        taken, self._left = self._left[:size], self._left[size:]
+        return taken.view(shape)
+
+
+class _Layer(DynamicLayer):  # type: ignore[misc]  # transformers is Any to us
+    """Keys and values of one layer in a place that holds the longest path from the start.
+
+    transformers' own layer copies all that is cached for every node.
+    """
+
+    def __init__(self, room: _Room, n_tokens: int) -> None:
+        super().__init__()
+        self._room = room
+        self._n_tokens = n_tokens
+        self._places: tuple[Tensor, ...] = ()
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Views (B, H_kv, cached + new, d) of both places, the new tokens written behind the cached ones."""
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+            shapes = [(*new.shape[:2], self._n_tokens, new.shape[3]) for new in (keys, values)]
+            self._places = tuple(self._room.take(keys, shape) for shape in shapes)
+        start = self.get_seq_length()
+        stop = start + keys.shape[2]
+        for place, new in zip(self._places, (keys, values), strict=True):
+            place[:, :, start:stop] = new
+        self.keys, self.values = (place[:, :, :stop] for place in self._places)
+        return self.keys, self.values
 
 
 def _check_name(body: Any) -> None:

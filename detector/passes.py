@@ -6,6 +6,7 @@ together, segments of a long answer joined.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,16 @@ from detector.prefix_tree import Ids, hide
 from detector.probe import Keep, Probe
 from detector.prompts import Reading, Window
 from detector.trace import Trace
-from detector.vocabulary import Head, Reduction, reduce_vocabulary
+from detector.vocabulary import Head, Reduction, Tile, reduce_vocabulary
 from detector.windows import Layout, Segment
 
 
 class Passes:
-    """The forward passes of one model."""
+    """The forward passes of one model.
+
+    Where memory does not hold the vocabulary step, that step alone is done again in smaller tiles
+    (`vocabulary.Tile`); what does not fit then either raises torch's own error.
+    """
 
     def __init__(self, model: Any, head: Head, dtype: str, jsd_epsilon: float) -> None:
         self._body = model.base_model
@@ -32,6 +37,7 @@ class Passes:
         self._head = head
         self._dtype = dtype
         self._epsilon = jsd_epsilon
+        self._tile = Tile()
 
     def trace(self, reading: Reading, window: Window, keep: Keep, foil: Ids | None = None) -> Trace:
         """One window of one record. `foil`: the prompt with foreign passages, for Keep(foil=True)."""
@@ -66,8 +72,10 @@ class Passes:
             targets = torch.tensor(one.scored, device=rows.device)
             with torch.inference_mode():
                 kept = rows[: len(rows) - one.foil]
-                part = reduce_vocabulary(kept, targets, self._head, epsilon=self._epsilon)
-                moved = mmd(rows[0], rows[-1], self._head, self._embeddings) if one.foil else None
+                reduce = partial(reduce_vocabulary, kept, targets, self._head, epsilon=self._epsilon)
+                part = self._tile.fit(reduce)
+                compare = partial(mmd, rows[0], rows[-1], self._head, self._embeddings)
+                moved = self._tile.fit(compare) if one.foil else None
             # What several answers share is counted once, for the first of them.
             read.append(_Read(part, probes[index] if probes else None, moved, 0 if index else n_tokens))
         return read

@@ -9,12 +9,19 @@ in the divergence of two nearly equal distributions.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 BLOCK_BYTES = 64 << 20
 """Default size of the logits tile. Large enough that the head's weights are re-read a few times only."""
+
+LEAST_BLOCK_BYTES = 1 << 20
+"""A device without room for this has none for the record: smaller tiles are not tried."""
+
+LIVE_TENSORS = 5
+"""How many tensors of a tile's size are alive at once where the divergence is summed."""
 
 _CACHE_BYTES = 2 << 20  # element-wise work on a CPU goes through sub-blocks that stay in the cache
 
@@ -70,6 +77,48 @@ class Reduction:
     """(C, A) how many tokens are more likely than the realised one, int32 in [0, V)."""
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device's or this machine's memory does not hold something.
+
+    On a CPU torch has no type for it: its allocator raises a RuntimeError that names itself.
+    """
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+Found = TypeVar("Found")
+
+
+@dataclass(slots=True)
+class Tile:
+    """How large a tile of logits the device has held so far: an upper bound for the records that follow.
+
+    What is reduced does not depend on it, except that sums over other tiles round differently (as they do
+    between any two batch shapes: below 1e-4 nats in float32).
+    """
+
+    block_bytes: int = BLOCK_BYTES
+
+    def fit(self, step: Callable[..., Found]) -> Found:
+        """`step(block_bytes=...)`, again with half the size each time that memory does not hold it.
+
+        Raises what `step` raised where LEAST_BLOCK_BYTES was too much, too; the bound then stays what it
+        was, since the tile is not what fills the device.
+        """
+        size = self.block_bytes
+        while True:
+            try:
+                found = step(block_bytes=size)
+                break
+            except (RuntimeError, MemoryError) as error:
+                if size <= LEAST_BLOCK_BYTES or not out_of_memory(error):
+                    raise
+            size //= 2  # out here, where the traceback no longer keeps the tensors of the failed step
+        self.block_bytes = size
+        return found
+
+
 def reduce_vocabulary(
     hidden: Tensor, targets: Tensor, head: Head, *, block_bytes: int = BLOCK_BYTES, epsilon: float = 0.0
 ) -> Reduction:
@@ -86,7 +135,9 @@ def reduce_vocabulary(
     jsd = torch.empty_like(logprob[1:])
     top, bottom = torch.empty_like(logprob), torch.empty_like(logprob)
     rank = torch.empty_like(logprob, dtype=torch.int32)
-    rows, columns, keep = _tile(n_conditions, n_rows, n_vocabulary, block_bytes, hidden)
+    item = logprob.element_size()
+    shape = tile_shape(n_conditions, n_rows, n_vocabulary, item, block_bytes, cuda=hidden.is_cuda)
+    rows, columns, keep = shape
     for first in range(0, n_rows, rows):
         part = slice(first, min(first + rows, n_rows))
         block = hidden[:, part]
@@ -94,23 +145,27 @@ def reduce_vocabulary(
         tile = _reduce_rows(read, targets[part], n_vocabulary, columns, epsilon)
         for whole, piece in zip((logprob, entropy, jsd, top, bottom, rank), tile, strict=True):
             whole[:, part] = piece
+        del read  # its logits, before the next tile's are made beside them
     return Reduction(logprob, entropy, jsd, top, bottom, rank)
 
 
-def _tile(
-    n_conditions: int, n_rows: int, n_vocabulary: int, block_bytes: int, hidden: Tensor
+def tile_shape(
+    n_conditions: int, n_rows: int, n_vocabulary: int, item_bytes: int, block_bytes: int, *, cuda: bool
 ) -> tuple[int, int, bool]:
-    """Rows and columns of a tile, and whether a row of all conditions fits so that logits can be kept."""
-    item = 8 if hidden.dtype == torch.float64 else 4
-    per_row = n_conditions * n_vocabulary * item
+    """Rows and columns of a tile, and whether a row of all conditions fits so that logits can be kept.
+
+    Kept logits are rows x the whole vocabulary. LIVE_TENSORS of rows x columns are alive beside or without
+    them.
+    """
+    per_row = n_conditions * n_vocabulary * item_bytes
     if per_row <= block_bytes:
         rows = min(n_rows, block_bytes // per_row)
-        if hidden.is_cuda:  # kernels stream through memory anyway; fewer launches win
+        if cuda:  # kernels stream through memory anyway; fewer launches win
             return rows, n_vocabulary, True
-        return rows, max(256, _CACHE_BYTES // (n_conditions * rows * item)), True
-    # The head runs twice (normalisers first), and about five tensors of a tile's size are alive at once.
+        return rows, max(256, _CACHE_BYTES // (n_conditions * rows * item_bytes)), True
+    # The head runs twice (normalisers first).
     rows = max(1, min(n_rows, 64 // n_conditions))
-    return rows, max(1, block_bytes // (5 * n_conditions * rows * item)), False
+    return rows, max(1, block_bytes // (LIVE_TENSORS * n_conditions * rows * item_bytes)), False
 
 
 Read = Callable[[int, int], Tensor]

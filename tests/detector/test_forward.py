@@ -16,7 +16,7 @@ from transformers import (
     StableLmForCausalLM,
 )
 
-from detector import Scorer, ScorerError, attention
+from detector import Scorer, ScorerError, attention, forward
 from detector.forward import last_rows
 from detector.identity import ScorerInfo
 from detector.prefix_tree import build_tree, hide
@@ -242,3 +242,47 @@ def test_the_tree_of_a_masked_record_has_one_branch_a_piece(tiny):
     tree = build_tree([window.full, window.none, *(read + hide(rest, *span) for span in window.spans)])
     hidden = [node.hidden for node in tree.walk() if node.hidden]
     assert hidden == list(window.spans)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, NINE_HEADS])
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_a_node_in_parts_gives_the_numbers_of_the_whole(tiny_scorer_dir, monkeypatch, family, size):
+    scorer = scorer_of(tiny_scorer_dir, family, dtype=torch.float64)
+    for masked in (False, True):
+        keep = Keep(masked=masked, attention=True, layers=(1, 2), carried=True, extremes=True)
+        monkeypatch.setattr(forward, "PART_TOKENS", 1 << 30)
+        _, (whole,) = scorer.trace(RECORD, keep)
+        monkeypatch.setattr(forward, "PART_TOKENS", size)
+        _, (parts,) = scorer.trace(RECORD, keep)
+        for field in dataclasses.fields(whole):
+            ours, theirs = getattr(parts, field.name), getattr(whole, field.name)
+            if isinstance(theirs, np.ndarray):
+                np.testing.assert_allclose(ours, theirs, atol=1e-9, err_msg=field.name)
+            else:
+                assert ours == theirs, field.name
+
+
+def test_no_more_tokens_than_a_part_run_at_once_on_a_cpu(tiny, monkeypatch):
+    monkeypatch.setattr(forward, "PART_TOKENS", 16)
+    body, handed = tiny.model.base_model, []
+    hook = body.register_forward_pre_hook(
+        lambda _module, _args, given: handed.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    _, (trace,) = tiny.trace(RECORD)
+    hook.remove()
+    assert max(handed) == 16 and sum(handed) == trace.n_computed_tokens
+
+
+def test_the_cache_of_a_walk_is_written_in_place(tiny, monkeypatch):
+    seen = {}
+    update = forward._Layer.update
+
+    def watched(self, keys, values, *more, **named):
+        found = update(self, keys, values, *more, **named)
+        seen.setdefault(id(self), set()).update(tensor.untyped_storage().data_ptr() for tensor in found)
+        assert torch.equal(found[0][:, :, -keys.shape[2] :], keys)
+        return found
+
+    monkeypatch.setattr(forward._Layer, "update", watched)
+    tiny.trace(RECORD)
+    assert len(seen) == 2 and len(set.union(*seen.values())) == 1

@@ -1,4 +1,4 @@
-"""LUMINA's pass with foreign passages, against plain passes through the whole model."""
+"""LUMINA's pass with foreign passages, against plain passes through the whole model; memory that runs out."""
 
 import dataclasses
 
@@ -12,8 +12,9 @@ from detector.probe import Keep
 from detector.prompts import read_record
 from detector.record import Passage, Record
 from detector.trace import Trace
-from detector.vocabulary import Head
+from detector.vocabulary import BLOCK_BYTES, LEAST_BLOCK_BYTES, Head
 from tests.detector.test_methods import ANSWERS, PASSAGES
+from tests.detector.test_vocabulary import FULL
 from tests.figures.exact_equals_separate import tiny_float64
 
 FOIL = (Passage("Cats sleep for most of the day."), Passage("They purr."))
@@ -133,3 +134,44 @@ def test_an_undivided_record_takes_a_foil_of_several_passages(tiny):
     one = Record("Who?", ["Ada built it. It is green."], "Ada.", undivided=True)
     _, (trace,) = tiny.trace(one, WITH_FOIL, foil=FOIL)
     assert np.isfinite(trace.mmd_foil).all()
+
+
+def short_of_memory(monkeypatch, errors):
+    """Let the head's product fail with each of `errors`, one a call, and succeed when they are used up."""
+    original, left = Head.logits, list(errors)
+
+    def logits(self, *arguments):
+        if left:
+            raise left.pop(0)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Head, "logits", logits)
+    return left
+
+
+@pytest.mark.parametrize("error", FULL.values(), ids=FULL)
+def test_a_record_that_does_not_fit_is_reduced_again_in_smaller_tiles(tiny_of, monkeypatch, error):
+    scorer, keep = tiny_of(), Keep(extremes=True, attention=True, layers=(1,), foil=True)
+    _, (plain,) = scorer.trace(record(), keep, foil=FOIL)
+    left = short_of_memory(monkeypatch, [error])
+    _, (found,) = scorer.trace(record(), keep, foil=FOIL)
+    assert not left and scorer._passes._tile.block_bytes == BLOCK_BYTES // 2
+    for field in dataclasses.fields(Trace):
+        ours, theirs = getattr(found, field.name), getattr(plain, field.name)
+        if isinstance(theirs, np.ndarray):
+            np.testing.assert_allclose(ours, theirs, atol=1e-4, err_msg=field.name)
+        else:
+            assert ours == theirs, field.name
+
+
+def test_a_record_that_no_tile_fits_raises_and_the_next_one_is_read_as_before(tiny_of, monkeypatch):
+    scorer = tiny_of()
+    _, (plain,) = scorer.trace(record())
+    n_tries = (BLOCK_BYTES // LEAST_BLOCK_BYTES).bit_length()
+    left = short_of_memory(monkeypatch, [FULL["torch"]] * n_tries)
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        scorer.trace(record())
+    assert not left
+    _, (found,) = scorer.trace(record())
+    np.testing.assert_array_equal(found.logprob, plain.logprob)
+    np.testing.assert_array_equal(found.jsd_without, plain.jsd_without)

@@ -3,8 +3,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from detector.vocabulary import Head, reduce_vocabulary
+from detector.vocabulary import BLOCK_BYTES, LEAST_BLOCK_BYTES, Head, Tile, out_of_memory, reduce_vocabulary
 
 
 def make(n_conditions, n_rows, n_vocabulary, dtype=torch.float64, width=16, spread=1.0):
@@ -120,3 +121,86 @@ def test_no_tensor_larger_than_the_block_is_ever_made(monkeypatch):
         hidden, targets, weight = make(*shape, dtype=torch.float32)
         reduce_vocabulary(hidden, targets, Head(weight), block_bytes=block)
     assert max(sizes) <= block
+
+
+CPU_FULL = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:124] data. DefaultCPUAllocator: can't allocate memory: you tried to "
+    "allocate 9999999999 bytes. Error code 12 (Cannot allocate memory)"
+)
+FULL = {"device": torch.OutOfMemoryError("CUDA out of memory"), "torch": CPU_FULL, "numpy": MemoryError("no")}
+
+
+@pytest.mark.parametrize("error", FULL.values(), ids=FULL)
+def test_a_tile_that_memory_does_not_hold_is_halved_and_the_size_that_worked_stays(error):
+    tile, asked, full = Tile(), [], [error, error]
+
+    def step(block_bytes):
+        asked.append(block_bytes)
+        if full:
+            raise full.pop()
+        return "found"
+
+    assert tile.fit(step) == "found"
+    assert asked == [BLOCK_BYTES, BLOCK_BYTES // 2, BLOCK_BYTES // 4]
+    assert tile.fit(step) == "found" and asked[3:] == [BLOCK_BYTES // 4]
+
+
+@pytest.mark.parametrize("error", FULL.values(), ids=FULL)
+def test_a_record_that_no_tile_fits_raises_and_says_nothing_of_the_next_one(error):
+    tile, asked = Tile(), []
+
+    def step(block_bytes):
+        asked.append(block_bytes)
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        tile.fit(step)
+    assert caught.value is error
+    assert asked[-1] == LEAST_BLOCK_BYTES and tile.block_bytes == BLOCK_BYTES
+
+
+def test_another_error_is_not_tried_again():
+    tile, asked = Tile(), []
+
+    def step(block_bytes):
+        asked.append(block_bytes)
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1"):
+        tile.fit(step)
+    assert asked == [BLOCK_BYTES]
+
+
+def test_what_torch_raises_on_a_full_machine_is_known():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert out_of_memory(caught.value)
+    assert not out_of_memory(ValueError("DefaultCPUAllocator"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_reduced_depends_on_the_tile_by_rounding_only(dtype):
+    hidden, targets, weight = make(4, 37, 5000, dtype)
+    whole = reduce_vocabulary(hidden, targets, Head(weight))
+    for size in (1 << 20, 1 << 18, 1 << 14):
+        part = reduce_vocabulary(hidden, targets, Head(weight), block_bytes=size)
+        tolerance = 1e-4 if dtype == torch.float32 else 1e-10
+        for name in ("logprob", "entropy", "jsd", "top", "bottom"):
+            torch.testing.assert_close(getattr(part, name), getattr(whole, name), atol=tolerance, rtol=0)
+        assert (part.rank - whole.rank).abs().max() <= 1
+
+
+def test_one_tile_of_logits_is_alive_at_a_time(monkeypatch):
+    made, alive = [], []
+    original = Head.logits
+
+    def watched(self, *arguments):
+        alive.append(sum(not storage.expired() for storage in made))
+        out = original(self, *arguments)
+        made.append(StorageWeakRef(out.untyped_storage()))
+        return out
+
+    monkeypatch.setattr(Head, "logits", watched)
+    hidden, targets, weight = make(3, 40, 3000, torch.float32)
+    reduce_vocabulary(hidden, targets, Head(weight), block_bytes=1 << 19)
+    assert len(made) > 2 and not any(alive)

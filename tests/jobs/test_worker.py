@@ -187,10 +187,20 @@ def test_the_detectors_own_rejection_keeps_its_reason(tmp_path):
     assert (reject["reason"], reject["detail"]) == ("over_window", "9,000 tokens")
 
 
-def test_a_record_that_exhausts_the_device_is_a_reject(tmp_path):
-    bench = Bench(tmp_path, [row(0)], scorer=failing(torch.OutOfMemoryError("CUDA out of memory")))
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("data. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+        MemoryError(),
+    ],
+    ids=["device", "torch", "numpy"],
+)
+def test_a_record_that_memory_does_not_hold_is_a_reject(tmp_path, error):
+    bench = Bench(tmp_path, [row(0)], scorer=failing(error))
     (reject,) = bench.rows(bench.audit(), "rejects")
-    assert reject["reason"] == "scoring_failed" and "memory" in reject["detail"]
+    assert reject["reason"] == "scoring_failed"
+    assert reject["detail"] == "the device's memory does not hold this record"
 
 
 def test_a_lost_device_is_not_blamed_on_the_record(tmp_path):

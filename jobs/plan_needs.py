@@ -1,0 +1,194 @@
+"""What a worker needs for records like those of a sample: memory, and windows where contexts are long.
+
+Computed from the scorer's files on this machine with its tokenizer. Loads no weights, fetches nothing.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from detector.errors import DetectorError, RecordRejected, ScorerError
+from detector.identity import ScorerInfo, fingerprint, locate, no_model, place
+from detector.record import Record
+from detector.scorers import EMBEDDED
+from detector.weights import default_cache, embedded_folder
+from jobs.bench_shapes import floor
+from jobs.bundles import find_bundle
+from jobs.config import Config
+from jobs.errors import JobError
+from jobs.storage import Storage
+
+if TYPE_CHECKING:
+    from detector.memory import Extent
+    from detector.probe import Keep
+    from detector.prompts import Reading
+
+_EVERYTHING = 1 << 30  # a window that holds any record
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Memory of one worker and the cost of windows.
+
+    Bytes are predictions (`detector.memory`), beside Python and its libraries. Computed tokens are those of
+    `bench_shapes.floor`.
+    """
+
+    n_records: int
+    """Of the sample, that this scorer reads. What follows is about them."""
+    model_bytes: int
+    longest_bytes: int
+    """Over the loaded model, at the peak of the record that takes most."""
+    longest_tokens: int
+    """Of that record: the longest prompt, and the answer."""
+    window_bytes: int
+    """The same for a record that fills the window, with as many passages and as long an answer."""
+    window_tokens: int
+    n_workers: int | None
+    """On this machine; None where a cluster decides."""
+    n_windowed: int
+    """Records that need more than one window."""
+    most_windows: int
+    windowed_tokens: int
+    """Computed for the records that need more than one."""
+    unwindowed_tokens: int
+    """What they would take with one window of their size each."""
+
+    def to_lines(self) -> list[str]:
+        """For a person on a terminal."""
+        memory = (
+            f"memory: model {_megabytes(self.model_bytes)} + up to {_megabytes(self.longest_bytes)} per "
+            f"worker for the longest record of the sample ({self.longest_tokens:,} tokens), up to "
+            f"{_megabytes(self.window_bytes)} for one that fills the window ({self.window_tokens:,} tokens)"
+        )
+        if self.n_workers is not None:
+            total = self.n_workers * (self.model_bytes + max(self.longest_bytes, self.window_bytes))
+            memory += f"; {self.n_workers:,} worker{'s'[: self.n_workers > 1]}: {_megabytes(total)}"
+        windows = f"windows: every record that can be read fits one of {self.window_tokens:,} tokens"
+        if self.n_windowed:
+            windows = (
+                f"windows: {self.n_windowed:,} of {self.n_records:,} records need more than one (up to "
+                f"{self.most_windows:,}); they take {self.windowed_tokens:,} computed tokens, "
+                f"{self.windowed_tokens / self.unwindowed_tokens:.2f} times those of one window of their size"
+            )
+        return [f"{memory}, beside Python and its libraries", windows]
+
+
+def find_needs(records: Sequence[Record], config: Config, storage: Storage) -> Needs | str:
+    """Read the records' tokens as the scorer would; in one line why not, where that cannot be done."""
+    try:
+        return _find(records, config, storage)
+    except (DetectorError, JobError) as error:
+        return str(error)
+
+
+def audit_keep(config: Config, scorer: ScorerInfo, storage: Storage) -> "Keep":
+    """What an audit with these settings keeps of the passes (`Scorer.measure`). Raises as `find_bundle`."""
+    from detector.probe import Keep
+
+    bundle = find_bundle(config, asdict(scorer), storage)
+    keep = Keep() if bundle is None else bundle.card.keep
+    return replace(
+        keep,
+        leave_one_out=config.loo != "off",
+        masked=config.loo == "masked",
+        words=True,
+        attention=keep.attention or scorer.reads_attention,
+    )
+
+
+def scorer_folder(config: Config) -> Path:
+    """Where the scorer's files lie on this machine. Raises ScorerError where they do not; fetches nothing."""
+    name, cache = config.scorer.name, config.scorer.cache_dir
+    folder = Path(name).expanduser()
+    if name == EMBEDDED:
+        folder = embedded_folder(Path(cache).expanduser() if cache else default_cache())
+    elif folder.is_file():
+        raise ScorerError(f"scorer {name}: a GGUF file, which its first audit makes readable")
+    elif not folder.is_dir():
+        from transformers.utils import cached_file
+
+        source = str(locate(name, cache))
+        with suppress(OSError):
+            folder = Path(cached_file(source, "config.json", local_files_only=True)).parent
+    if not folder.is_dir():
+        raise ScorerError(f"scorer {name}: not on this machine yet; its first audit fetches it")
+    return folder
+
+
+def _find(records: Sequence[Record], config: Config, storage: Storage) -> Needs | str:
+    folder = scorer_folder(config)
+    scorer = fingerprint(**config.scorer.model_dump())
+    device, dtype = place(config.scorer.device, config.scorer.dtype)
+    keep = audit_keep(config, scorer, storage)
+    # From here on torch and transformers are imported, which takes seconds.
+    from detector.memory import Extent, Sizes, predict_peak, weight_bytes
+
+    tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    sizes, model_bytes = Sizes.of(tree, dtype), weight_bytes(folder, dtype)
+
+    def peak(extent: "Extent") -> int:
+        return predict_peak(sizes, extent, keep, cuda=device == "cuda").n_bytes
+
+    windows = _read_windows(records, folder, config, scorer.window_tokens)
+    readings = [reading for reading, _ in windows]
+    if not readings:
+        return "none of the sample's records can be read by this scorer"
+    longest = max(map(Extent.of, readings), key=peak)
+    windowed = [(reading, whole) for reading, whole in windows if len(reading.windows) > 1]
+    return Needs(
+        n_records=len(readings),
+        model_bytes=model_bytes,
+        longest_bytes=peak(longest),
+        longest_tokens=longest.prompt_tokens + longest.answer_tokens,
+        window_bytes=peak(longest.filled(scorer.window_tokens)),
+        window_tokens=scorer.window_tokens,
+        n_workers=_count_workers(config, device),
+        n_windowed=len(windowed),
+        most_windows=max(len(reading.windows) for reading in readings),
+        windowed_tokens=sum(floor(reading, config.loo).tokens for reading, _ in windowed),
+        unwindowed_tokens=sum(floor(whole, config.loo).tokens for _, whole in windowed),
+    )
+
+
+def _read_windows(
+    records: Sequence[Record], folder: Path, config: Config, window_tokens: int
+) -> list[tuple["Reading", "Reading"]]:
+    """Each record that can be read: in its windows, and in one that holds all of it."""
+    from transformers import AutoTokenizer
+
+    from detector.prompts import PROFILES, read_record
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ScorerError(no_model(config.scorer.name, error)) from None
+    found = []
+    for record in records:
+        with suppress(RecordRejected):
+            reading = read_record(record, tokenizer, PROFILES[config.profile], window_tokens)
+            whole = reading
+            if len(reading.windows) > 1:
+                whole = read_record(record, tokenizer, PROFILES[config.profile], _EVERYTHING)
+            found.append((reading, whole))
+    return found
+
+
+def _count_workers(config: Config, device: str) -> int | None:
+    """As `dispatch` counts them on this machine; None where a cluster has other machines."""
+    workers = config.workers
+    if workers.count or workers.address:
+        return workers.count
+    if device == "cuda" and workers.device != "cpu":
+        import torch
+
+        return torch.cuda.device_count()
+    return max(1, (os.cpu_count() or 1) // workers.cpus_per_worker)
+
+
+def _megabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:,.0f} MB"
