@@ -27,6 +27,8 @@ PART_TOKENS = 512
 beside its cache, and an allocator makes a multiple of it out of larger arrays; more rows make products no
 faster."""
 
+_LARGE_BYTES = 33 << 20  # more than glibc ever keeps for reuse
+
 
 @torch.inference_mode()
 def last_rows(
@@ -96,6 +98,7 @@ class _Room:
     """One block of memory for `n_places` tensors of the size of the first.
 
     An allocator gives one large block back to the system when it is freed. The pieces of a cache it keeps.
+    What of a block is never written to takes no memory on a CPU.
     """
 
     def __init__(self, n_places: int) -> None:
@@ -106,7 +109,8 @@ class _Room:
         """A tensor of `shape`, uninitialised: from the block as long as it lasts, else one of its own."""
         size = math.prod(shape)
         if self._left is None:
-            self._left = like.new_empty(size * self._n_places)
+            least = 0 if like.is_cuda else _LARGE_BYTES // like.element_size()
+            self._left = like.new_empty(max(size * self._n_places, least))
         if size > len(self._left):
             return like.new_empty(shape)
         taken, self._left = self._left[:size], self._left[size:]

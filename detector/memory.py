@@ -27,9 +27,7 @@ _LIBRARY_BYTES = 9 << 20
 """What MKL keeps for packing once it has met matrices of this size (MKL 2024.2, one thread)."""
 
 _HEAP_BLOCK_BYTES = 32 << 20
-"""glibc gives blocks of this size back at once. What was freed in smaller ones stays resident, for reuse; and
-of these one more of each kind is resident than is in use: the hole that an aligned array leaves is soon a few
-bytes short for the next one of its size (measured)."""
+"""glibc gives blocks of this size back at once. What was freed in smaller ones stays resident, for reuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +95,10 @@ class Extent:
         )
 
     def filled(self, window_tokens: int) -> "Extent":
-        """The same, but for passages that take all of a window that the rest leaves."""
+        """The same, but for passages that take all that the rest leaves of a window."""
         more = window_tokens - self.prompt_tokens - self.answer_tokens
         prompt, context = self.prompt_tokens + more, self.context_tokens + more
-        return replace(self, prompt_tokens=prompt, context_tokens=context, windows=1)
+        return replace(self, prompt_tokens=prompt, context_tokens=context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +129,20 @@ class Peak:
     """
     summed: int
     """What stands beside the tile, or in its place, where it is summed up."""
-    retained: int
-    """What the allocator keeps of cache and activations when the vocabulary's turn has come; `summed` is made
-    in it.
+    holes: int
+    """What lies idle between activations in the heap of a CPU (measured). The hole of an array is soon a few
+    bytes short for the next one of its size, so one more of each kind is there than is in use. In `exact`,
+    where every node has another length, all of that is there twice.
     """
+    retained: int
+    """Activations and holes, which a CPU's allocator keeps. In their place `summed` is made later."""
     libraries: int
     """What the matrix library keeps for itself."""
 
     @property
     def n_bytes(self) -> int:
         """The most at one time: while a layer runs, or while the vocabulary is reduced."""
-        layer = self.cache + max(self.activations, self.attention) + self.rows
+        layer = self.cache + max(self.activations, self.attention) + self.holes + self.rows
         reduction = self.vocabulary + max(self.summed, self.retained) + 2 * self.rows
         return self.libraries + self.kept + max(layer, reduction)
 
@@ -164,19 +165,14 @@ def predict_peak(
     layer_keys = sizes.kv_heads * sizes.head_width * n_path
     cache = 2 * sizes.layers * layer_keys * item
 
-    def arrays(n_tokens: int, n_alive: int, width: int) -> int:
-        size = n_tokens * width * item
-        return (n_alive + (size < _HEAP_BLOCK_BYTES and not cuda)) * size
-
-    def attending(n_tokens: int) -> int:
-        return arrays(n_tokens, 3, sizes.width) + arrays(n_tokens, 5, sizes.heads * sizes.head_width)
-
-    mlp = arrays(n_widest, 3, sizes.width) + arrays(n_widest, 3, sizes.intermediate)
-    activations = max(mlp, attending(n_widest))
+    attending = 3 * sizes.width + 5 * sizes.heads * sizes.head_width
+    activations = n_widest * max(attending, 3 * sizes.width + 3 * sizes.intermediate) * item
+    heap = not cuda and n_widest * sizes.intermediate * item < _HEAP_BLOCK_BYTES
+    holes = _hole_bytes(activations, extent, keep) if heap else 0
     reading = 0
     if keep.attention or keep.carried:
         keys = 0 if item == accumulator else layer_keys * accumulator
-        reading = attending(n_last) + 3 * attention._TILE_BYTES + keys
+        reading = n_last * attending * item + 3 * attention._TILE_BYTES + keys
     kept = n_rows * (
         2 * sizes.layers * sizes.heads * keep.attention * accumulator  # shares on passages and on the answer
         + 2 * len(keep.layers) * sizes.width * item  # states with all passages and with none
@@ -187,10 +183,6 @@ def predict_peak(
     per_column = n_conditions * rows * accumulator
     tile = per_column * sizes.vocabulary if kept_logits else 0
     weights = 0 if cuda or item == accumulator else sizes.vocabulary * sizes.width * accumulator
-    retained = 0
-    if not cuda:  # there torch's allocator uses again what it has
-        retained += cache if cache < _HEAP_BLOCK_BYTES else 0
-        retained += activations if n_widest * sizes.intermediate * item < _HEAP_BLOCK_BYTES else 0
     return Peak(
         cache=cache,
         activations=activations,
@@ -199,7 +191,8 @@ def predict_peak(
         kept=2 * kept * extent.windows,
         vocabulary=tile + weights,
         summed=LIVE_TENSORS * per_column * min(columns, sizes.vocabulary),
-        retained=retained,
+        holes=holes,
+        retained=activations + holes if heap else 0,
         libraries=0 if cuda else _LIBRARY_BYTES,
     )
 
@@ -230,6 +223,12 @@ def _node_tokens(extent: Extent, keep: Keep) -> tuple[int, int]:
         return max(context, after), after
     first = context // extent.pieces  # all that follows the first passage is read again without it
     return max(first, context - first) + after, first + after
+
+
+def _hole_bytes(activations: int, extent: Extent, keep: Keep) -> int:
+    lengths_differ = keep.leave_one_out and not keep.masked and extent.pieces > 1
+    resident = activations * 4 // 3
+    return resident * (1 + lengths_differ) - activations
 
 
 def _count_numbers(file: Path) -> int:
