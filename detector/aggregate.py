@@ -16,7 +16,7 @@ from detector.bundle import Verdict, VerdictHead
 from detector.errors import RecordRejected, RejectReason
 from detector.prompts import Reading
 from detector.sentences import Span
-from detector.trace import I32, Piece, Trace
+from detector.trace import F32, I32, Piece, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,16 @@ def sentence_tokens(reading: Reading, answer: str) -> dict[int, NDArray[np.intp]
 
 
 def span_features(
-    trace: Trace, tokens: NDArray[np.intp], piece_indices: Sequence[int], n_pieces: int
+    trace: Trace,
+    tokens: NDArray[np.intp],
+    piece_indices: Sequence[int],
+    n_pieces: int,
+    attention_share: F32 | None = None,
 ) -> Features:
     """Features over some answer tokens (indices, at least one) of one window.
 
-    `piece_indices[k]` is the place of the window's piece k among the record's `n_pieces`.
+    `piece_indices[k]` is the place of the window's piece k among the record's `n_pieces`. `attention_share`:
+    (A,) of the whole trace (`blend`), which is the same for all of its spans; None where it was not kept.
     """
 
     def mean(values: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -147,9 +152,7 @@ def span_features(
         surprisal=float(-logprob),
         entropy=float(mean(trace.entropy)),
         absent_pairs=None if trace.words is None else float(mean(blend.absent_pairs(trace))),
-        attention_share=(
-            None if trace.attention_passages is None else float(mean(blend.attention_share(trace)))
-        ),
+        attention_share=None if attention_share is None else float(mean(attention_share)),
         drops=tuple(drops),
         jsds=tuple(jsds),
     )
@@ -169,11 +172,12 @@ def measure(
     taken where it is lowest, for the same reason. Raises RecordRejected where it says no probability.
     """
     n_pieces, n_tokens = len(reading.pieces), len(reading.answer_ids)
+    shares = [None if t.attention_passages is None else blend.attention_share(t) for t in traces]
 
     def best(tokens: NDArray[np.intp]) -> Features:
         seen = [
-            span_features(trace, tokens, window.piece_indices, n_pieces)
-            for trace, window in zip(traces, reading.windows, strict=True)
+            span_features(trace, tokens, window.piece_indices, n_pieces, share)
+            for trace, window, share in zip(traces, reading.windows, shares, strict=True)
         ]
         return max(seen, key=lambda features: features.gap)
 

@@ -7,7 +7,7 @@ else is dropped inside the layer that made it, so memory does not grow with the 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,20 @@ class Keep:
     def own_rows(self) -> bool:
         """Whether the last answer token must be computed too (its own row predicts nothing)."""
         return self.attention or bool(self.layers)
+
+
+def audit_keep(judge: Keep | None, *, leave_one_out: bool, masked: bool, reads_attention: bool) -> Keep:
+    """What an audit keeps: what its bundle reads (`judge`; None without one) and what `blend` does, which may
+    be asked for long after the passes.
+    """
+    keep = Keep() if judge is None else judge
+    return replace(
+        keep,
+        leave_one_out=leave_one_out,
+        masked=masked,
+        words=True,
+        attention=keep.attention or reads_attention,
+    )
 
 
 class Probe:

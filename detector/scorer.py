@@ -17,7 +17,7 @@ from detector.errors import ProfileError, RecordRejected, RejectReason, ScorerEr
 from detector.findings import Findings, find
 from detector.identity import ScorerInfo, fingerprint, locate, no_model, place
 from detector.passes import Passes
-from detector.probe import Keep
+from detector.probe import Keep, audit_keep
 from detector.prompts import PROFILES, PromptProfile, Reading, read_record
 from detector.record import Passage, Record
 from detector.scorers import EMBEDDED
@@ -162,6 +162,14 @@ class Scorer:
             for record, reading, trace in zip(records, readings, traces, strict=True)
         ]
 
+    def can_read(self, record: Record) -> bool:
+        """Whether `trace` and `measure` would take the record; no forward pass."""
+        try:
+            self._read(record)
+        except RecordRejected:
+            return False
+        return True
+
     def _read(self, record: Record) -> Reading:
         return read_record(record, self.tokenizer, self.profile, self.window_tokens)
 
@@ -178,17 +186,15 @@ class Scorer:
         ProfileError for a bundle that needs exact leave-one-out.
         """
         judge = self._judge
-        keep = Keep() if judge is None else judge.keep
-        if judge is not None and keep.leave_one_out and not leave_one_out:
+        if judge is not None and judge.keep.leave_one_out and not leave_one_out:
             raise ProfileError("the bundle reads leave-one-out passes, which are off (loo)")
-        if judge is not None and keep.leave_one_out and masked:
+        if judge is not None and judge.keep.leave_one_out and masked:
             raise ProfileError("the bundle was fitted on exact leave-one-out passes, not masked ones (loo)")
-        keep = replace(
-            keep,
+        keep = audit_keep(
+            None if judge is None else judge.keep,
             leave_one_out=leave_one_out,
             masked=masked,
-            words=True,  # these two for `blend`, which may be asked for long after
-            attention=keep.attention or self.reads_attention,
+            reads_attention=self.reads_attention,
         )
         reading, traces = self.trace(record, keep)
         if len(reading.answer_ids) < min_answer_tokens:

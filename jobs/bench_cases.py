@@ -294,21 +294,13 @@ def _logged(logs: Sequence[str], config: "Config", n_records: int, scorer: Score
         for row in read_unit(unit, storage, config):
             if len(found) == n_records:
                 return found
-            if isinstance(row, Accepted) and _readable(row.record, scorer):
+            if isinstance(row, Accepted) and scorer.can_read(row.record):
                 found.append(row.record)
     if not found:
         raise ConfigError(
             f"{', '.join(map(mask, logs))}: no answer there that can be read; see leadline plan"
         )
     return found
-
-
-def _readable(record: Record, scorer: Scorer) -> bool:
-    try:
-        read_record(record, scorer.tokenizer, scorer.profile, scorer.window_tokens)
-    except RecordRejected:
-        return False
-    return True
 
 
 def _versions() -> dict[str, str | None]:

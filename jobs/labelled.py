@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from detector.aggregate import sentence_tokens
-from detector.errors import RecordRejected
 from detector.heads import Labelled
 from detector.lumina import pick_foil
 from detector.probe import Keep
@@ -97,7 +96,7 @@ def measure_labelled(
     for n_done, group in enumerate(groups):
         if on_progress is not None:
             on_progress(n_done, len(groups))
-        readable = [answer for answer in group if _readable(answer.record, scorer)]
+        readable = [answer for answer in group if scorer.can_read(answer.record)]
         keys = [trace_key(answer.record, scorer, keep) for answer in readable]
         traces = {key: store.get(key, keep) for key in keys}
         missing = [i for i, key in enumerate(keys) if traces[key] is None]
@@ -141,14 +140,6 @@ def label(answer: LabelledRecord, trace: Any, scorer: Any) -> Labelled:
         task=answer.task,
         language=answer.language,
     )
-
-
-def _readable(record: Record, scorer: Any) -> bool:
-    try:
-        read_record(record, scorer.tokenizer, scorer.profile, scorer.window_tokens)
-    except RecordRejected:
-        return False
-    return True
 
 
 def _labelled(record: Record, values: Any, where: str) -> LabelledRecord:

@@ -4,9 +4,10 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -121,7 +122,8 @@ def freeze(logs: Sequence[str], storage: Storage, read: ReadConfig) -> list[Inpu
 
     def look(entry: tuple[Object, bool]) -> InputFile | None:
         found, named = entry
-        kind = _kind_of(found, storage, read)
+        head = cache(lambda: _head(found, storage, read))
+        kind = _kind_of(found, head, read)
         if kind is None and not named:
             return None
         if kind is None:
@@ -129,7 +131,7 @@ def freeze(logs: Sequence[str], storage: Storage, read: ReadConfig) -> list[Inpu
                 f"{mask(found.url)}: neither JSON lines, JSON, CSV nor Parquet by its name or first bytes; "
                 "say which with --set read.format=..."
             )
-        system = _system_of(found, *kind, storage, read)
+        system = _system_of(found, kind[0], head, storage, read)
         return InputFile(found.url, found.size, found.etag, *kind, partitions_of(found.url), system)
 
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
@@ -209,7 +211,11 @@ def _is_hidden(below: str) -> bool:
     )
 
 
-def _kind_of(found: Object, storage: Storage, read: ReadConfig) -> tuple[Format, Compression | None] | None:
+Head = Callable[[], tuple[bytes, Compression | None]]
+"""The beginning of a file (`_head`), fetched when it is first asked for."""
+
+
+def _kind_of(found: Object, look: Head, read: ReadConfig) -> tuple[Format, Compression | None] | None:
     """Format and compression by name, and by the first bytes where the name does not tell; None: no log."""
     suffixes = [suffix.lower() for suffix in PurePosixPath(found.url.split("?", 1)[0]).suffixes]
     compression = COMPRESSIONS.get(suffixes[-1]) if suffixes else None
@@ -221,7 +227,7 @@ def _kind_of(found: Object, storage: Storage, read: ReadConfig) -> tuple[Format,
         return forced, compression
     if by_name is not None and by_name != "json":
         return by_name, compression
-    head, shown = _head(found, storage, read)
+    head, shown = look()
     if forced:
         return forced, shown
     if by_name == "json":
@@ -234,16 +240,14 @@ def _kind_of(found: Object, storage: Storage, read: ReadConfig) -> tuple[Format,
     return ("json", shown) if re.match(rb"\[\s*[\{\]]", text) else None
 
 
-def _system_of(
-    found: Object, form: Format, compression: Compression | None, storage: Storage, read: ReadConfig
-) -> str | None:
+def _system_of(found: Object, form: Format, look: Head, storage: Storage, read: ReadConfig) -> str | None:
     """The tracing system that the file's first rows, or columns, show; none where rows were asked for."""
     if read.format != "auto":
         return read.format if read.format in SYSTEMS else None
     if form == "parquet":
         schema = read_schema(storage, found.url)
         return None if schema is None else recognise_schema(schema)
-    return recognise_text(_head(found, storage, read)[0], form)
+    return recognise_text(look()[0], form)
 
 
 def _head(found: Object, storage: Storage, read: ReadConfig) -> tuple[bytes, Compression | None]:

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,16 +88,14 @@ def find_needs(records: Sequence[Record], config: Config, storage: Storage) -> N
 
 def audit_keep(config: Config, scorer: ScorerInfo, storage: Storage) -> "Keep":
     """What an audit with these settings keeps of the passes (`Scorer.measure`). Raises as `find_bundle`."""
-    from detector.probe import Keep
+    from detector.probe import audit_keep as keep_of
 
     bundle = find_bundle(config, asdict(scorer), storage)
-    keep = Keep() if bundle is None else bundle.card.keep
-    return replace(
-        keep,
+    return keep_of(
+        None if bundle is None else bundle.card.keep,
         leave_one_out=config.loo != "off",
         masked=config.loo == "masked",
-        words=True,
-        attention=keep.attention or scorer.reads_attention,
+        reads_attention=scorer.reads_attention,
     )
 
 

@@ -60,7 +60,7 @@ class TraceStore:
     """A folder of traces. Files are written beside and renamed: a reader sees a whole file or none."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._folder = Path(folder)
+        self._folder = Path(folder).expanduser()
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, key: str, keep: Keep) -> tuple[Trace, ...] | None:

@@ -1,7 +1,6 @@
 """What `leadline fit` and `leadline evaluate` do, one after the other."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ def train(
             labelled,
             config,
             methods,
-            cache=Path(options.cache).expanduser(),
+            cache=options.cache,
             per_source=options.per_source,
             on_progress=say,
         )
@@ -78,7 +77,7 @@ def compare(
             labelled,
             config,
             methods,
-            cache=Path(options.cache).expanduser(),
+            cache=options.cache,
             per_source=options.per_source,
             on_progress=say,
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jobs.formats.json_text import embedded
-from jobs.formats.labels import identifier
+from jobs.formats.labels import identifier, parse_time
 from jobs.formats.paths import Path, Row, paths
 
 TRACE_ID = paths("context.trace_id", "trace_id", "trace.trace_id")
@@ -45,6 +45,26 @@ def span_ids(row: Row) -> tuple[str | None, str | None, str | None]:
     trace, span, parent = (identifier(first(row, each)) for each in (TRACE_ID, SPAN_ID, PARENT_ID))
     is_none = parent is not None and not parent.removeprefix("0x").strip("0")
     return trace, span, None if is_none else parent
+
+
+def span_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Ids, times and name of one span, as the fields of a Span."""
+    ids = Row(values)
+    trace_id, span_id, parent_id = span_ids(ids)
+    name = values.get("name")
+    return {
+        "trace_id": trace_id,
+        "span_id": span_id,
+        "parent_id": parent_id,
+        "start": parse_time(first(ids, START)),
+        "updated": parse_time(first(ids, END)),
+        "name": name if isinstance(name, str) else None,
+    }
+
+
+def service(values: dict[str, Any], row: Row) -> Any:
+    """What logged the span, as its resource says, or its attributes (`row`)."""
+    return first(resource(values), SERVICE) or first(row, SERVICE)
 
 
 def attributes(values: dict[str, Any]) -> Row:

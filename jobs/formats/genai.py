@@ -5,21 +5,9 @@ hold text: ids alone are `passage_text_missing`. Messages must be on the spans; 
 events of their own (the logs signal), the spans hold no answer.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-from jobs.formats.attributes import (
-    COLUMNS,
-    END,
-    SERVICE,
-    START,
-    attributes,
-    first,
-    items_at,
-    resource,
-    span_ids,
-)
-from jobs.formats.labels import parse_time
+from jobs.formats.attributes import COLUMNS, attributes, first, items_at, service, span_fields
 from jobs.formats.paths import Row, paths
 from jobs.formats.spans import Kind, Span, System
 
@@ -48,28 +36,17 @@ def _recognises(keys: frozenset[str]) -> bool:
     return bool(operation & keys) and bool({"trace_id", "context.trace_id"} & keys)
 
 
-def _expand(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield row
-
-
 def _read(values: dict[str, Any]) -> Span:
-    row, ids = attributes(values), Row(values)
-    trace_id, span_id, parent_id = span_ids(ids)
+    row = attributes(values)
     kind = _KINDS.get(str(first(row, paths("gen_ai.operation.name"))).lower(), "chain")
-    name = values.get("name")
     return Span(
         kind=kind,
-        trace_id=trace_id,
-        span_id=span_id,
-        parent_id=parent_id,
-        start=parse_time(first(ids, START)),
-        updated=parse_time(first(ids, END)),
-        name=name if isinstance(name, str) else None,
+        **span_fields(values),
         input=first(row, paths("gen_ai.retrieval.query.text")) or _messages(row, "input", "prompt"),
         output=_messages(row, "output", "completion"),
         documents=items_at(row, "gen_ai.retrieval.documents") if kind in ("retriever", "reranker") else None,
         labels={
-            "app": first(resource(values), SERVICE) or first(row, SERVICE),
+            "app": service(values, row),
             "model": first(row, _MODEL) if kind == "llm" else None,
             "retriever": first(row, paths("gen_ai.data_source.id")),
             "prompt_version": first(row, paths("gen_ai.prompt.version")),
@@ -85,7 +62,6 @@ def _messages(row: Row, side: str, older: str) -> Any:
 
 SYSTEM = System(
     recognises=_recognises,
-    expand=_expand,
     read=_read,
     columns=COLUMNS | {"gen_ai"},
 )

@@ -8,7 +8,7 @@ Previews of request and response are cut short and are not read.
 from collections.abc import Iterator
 from typing import Any
 
-from jobs.formats.attributes import COLUMNS, END, START, as_list, as_object, attributes, first, span_ids
+from jobs.formats.attributes import COLUMNS, as_list, as_object, attributes, first, span_fields, span_ids
 from jobs.formats.json_text import embedded
 from jobs.formats.labels import identifier, parse_time
 from jobs.formats.paths import Row, paths
@@ -77,22 +77,15 @@ def _read_trace(values: dict[str, Any]) -> Span:
 
 
 def _read_span(values: dict[str, Any]) -> Span:
-    row, ids = attributes(values), Row(values)
-    own_trace, span_id, parent_id = span_ids(ids)
+    row, fields = attributes(values), span_fields(values)
     # In MLflow 3 every attribute is JSON text, a name too: "\"RETRIEVER\"".
     stated = first(row, paths("mlflow.spanType", "span_type"))
     stated = embedded(stated) or stated if isinstance(stated, str) else stated
     kind = _KINDS.get(str(stated).lower(), "chain")
     outputs = first(row, paths("mlflow.spanOutputs", "outputs"))
-    name = values.get("name")
     return Span(
         kind=kind,
-        trace_id=identifier(values[_OF]) or own_trace,
-        span_id=span_id,
-        parent_id=parent_id,
-        start=parse_time(first(ids, START)),
-        updated=parse_time(first(ids, END)),
-        name=name if isinstance(name, str) else None,
+        **fields | {"trace_id": identifier(values[_OF]) or fields["trace_id"]},
         input=first(row, paths("mlflow.spanInputs", "inputs")),
         output=outputs,
         documents=outputs if kind in ("retriever", "reranker") else None,

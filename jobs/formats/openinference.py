@@ -5,23 +5,10 @@ Attributes may be nested (`{"input": {"value": ...}}`), flattened (`input.value`
 semantic conventions (spec/semantic_conventions.md); columns: phoenix/trace/trace_dataset.py.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-from jobs.formats.attributes import (
-    COLUMNS,
-    END,
-    SERVICE,
-    START,
-    as_object,
-    attributes,
-    first,
-    items_at,
-    resource,
-    span_ids,
-)
-from jobs.formats.labels import parse_time
-from jobs.formats.paths import Row, paths
+from jobs.formats.attributes import COLUMNS, as_object, attributes, first, items_at, service, span_fields
+from jobs.formats.paths import paths
 from jobs.formats.spans import Kind, Span, System
 
 _KINDS: dict[str, Kind] = {
@@ -47,13 +34,8 @@ def _recognises(keys: frozenset[str]) -> bool:
     return bool(kinds & keys) and bool({"trace_id", "context.trace_id"} & keys)
 
 
-def _expand(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield row
-
-
 def _read(values: dict[str, Any]) -> Span:
-    row, ids = attributes(values), Row(values)
-    trace_id, span_id, parent_id = span_ids(ids)
+    row = attributes(values)
     kind = _KINDS.get(str(first(row, _KIND)).lower(), "chain")
     inputs, outputs = first(row, _INPUT), first(row, _OUTPUT)
     documents = None
@@ -65,21 +47,15 @@ def _read(values: dict[str, Any]) -> Span:
     elif kind == "llm":
         inputs = items_at(row, "llm.input_messages") or inputs
         outputs = items_at(row, "llm.output_messages") or outputs
-    name = values.get("name")
     kept = {key: first(row, paths(key)) for key in _KEPT}
     return Span(
         kind=kind,
-        trace_id=trace_id,
-        span_id=span_id,
-        parent_id=parent_id,
-        start=parse_time(first(ids, START)),
-        updated=parse_time(first(ids, END)),
-        name=name if isinstance(name, str) else None,
+        **span_fields(values),
         input=inputs,
         output=outputs,
         documents=documents,
         labels={
-            "app": first(resource(values), SERVICE) or first(row, SERVICE),
+            "app": service(values, row),
             "model": first(row, _MODEL) if kind == "llm" else None,
             "prompt_version": first(row, _PROMPT_VERSION),
         },
@@ -89,7 +65,6 @@ def _read(values: dict[str, Any]) -> Span:
 
 SYSTEM = System(
     recognises=_recognises,
-    expand=_expand,
     read=_read,
     columns=COLUMNS
     | {"input", "output", "retrieval", "reranker", "llm", "embedding", "openinference", "metadata"}

@@ -38,11 +38,11 @@ class System:
 
     recognises: Callable[[frozenset[str]], bool]
     """Whether rows with these keys (snake case, dotted, down to a few levels) are this system's."""
-    expand: Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
-    """The spans that one row holds; most rows are one."""
     read: Callable[[dict[str, Any]], Span]
     columns: frozenset[str]
     """First names of the Parquet columns that it needs."""
+    expand: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] = lambda row: [row]
+    """The spans that one row holds; most rows are one."""
 
 
 def read_traces(

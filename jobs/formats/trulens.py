@@ -4,7 +4,6 @@ Names: trulens docs/otel/semantic_conventions.md. Spans fold by `ai.observabilit
 call of the app, and else by the trace id. Evaluations share the record's id and are ignored.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from jobs.formats.attributes import COLUMNS, as_object, first, span_ids
@@ -38,10 +37,6 @@ def _recognises(keys: frozenset[str]) -> bool:
     return "record_attributes" in keys and bool({"record_type", "trace", "event_id", "record"} & keys)
 
 
-def _expand(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield row
-
-
 def _read(values: dict[str, Any]) -> Span:
     held = as_object(first(Row(values), paths("record_attributes")))
     row, ids = Row(held), Row(values)
@@ -72,7 +67,6 @@ def _read(values: dict[str, Any]) -> Span:
 
 SYSTEM = System(
     recognises=_recognises,
-    expand=_expand,
     read=_read,
     columns=COLUMNS | {"record_attributes", "record_type", "event_id"},
 )

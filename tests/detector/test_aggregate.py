@@ -144,5 +144,5 @@ def test_what_the_passes_did_not_keep_is_none():
         (replace(kept_more(trace, [1], [(1, 0), (1, 0)]), words=None), (None, 1.0)),
         (replace(kept_more(trace, [1], [(1, 0), (1, 0)]), attention_passages=None), (1.0, None)),
     ):
-        found = span_features(kept, np.array([0]), (0,), 1)
+        found = measure(reading_of(1, [(0, 1)], [(0, 1)]), "a", [kept], n_passages=1).features
         assert (found.absent_pairs, found.attention_share) == missing

@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import math
 import sys
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +48,7 @@ def main() -> None:
         given.labelled,
         make_config({}),
         methods,
-        cache=Path(given.cache).expanduser(),
+        cache=given.cache,
         per_source=given.per_source,
         on_progress=lambda text: print(text, file=sys.stderr),
     )

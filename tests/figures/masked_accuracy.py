@@ -15,7 +15,6 @@ measured once and kept in the cache of `leadline evaluate`, under different keys
 
 import argparse
 import sys
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +66,7 @@ def top_pieces(examples: list[Labelled]) -> NDArray[np.int64]:
     ).astype(np.int64)
 
 
-def measure(groups: list[list[LabelledRecord]], scorer: Scorer, cache: Path) -> dict[str, list[Labelled]]:
+def measure(groups: list[list[LabelledRecord]], scorer: Scorer, cache: str) -> dict[str, list[Labelled]]:
     """The examples that have sentences, in the same order both ways."""
     store = TraceStore(cache)
     found = {}
@@ -126,7 +125,7 @@ def main() -> None:
     picked = pick(read_labelled([given.logs], make_config({})), 1)
     groups = [group for group in picked if group[0].quality == "good"][: given.answers]
     scorer = Scorer.load(given.scorer, profile=given.profile, bundle=None)
-    found = measure(groups, scorer, Path(given.cache).expanduser())
+    found = measure(groups, scorer, given.cache)
     print(f"{scorer.name}, {scorer.dtype}, profile {given.profile}")
     compare(found, n_blocks(scorer))
 

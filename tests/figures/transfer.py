@@ -16,7 +16,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -81,7 +80,7 @@ def main() -> None:
 
     scorer = Scorer.load(bundle=None)
     keep = keep_for(methods, n_blocks(scorer))
-    store = TraceStore(Path(given.cache).expanduser())
+    store = TraceStore(given.cache)
 
     def measure(records: Sequence[LabelledRecord], name: str) -> list[Labelled]:
         examples, _ = measure_labelled(
@@ -108,7 +107,7 @@ def main() -> None:
         [str(ragtruth.PATH)],
         make_config({}),
         methods,
-        cache=Path(given.cache).expanduser(),
+        cache=given.cache,
         per_source=given.per_source,
         on_progress=say,
     )
