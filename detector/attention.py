@@ -13,7 +13,7 @@ in separate calls, which are merged by their log-sum-exps (as in Hydragen, arXiv
 the cache is simply left out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,10 +51,15 @@ class Hiding:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Attention of R rows in one layer: both (H, R), in [0, 1]; the rest is the question's."""
+    """Attention of R rows in one layer, in [0, 1]; what is neither on passages nor on the answer is the
+    question's."""
 
     passages: Tensor
+    """(H, R)"""
     answer: Tensor
+    """(H, R)"""
+    pieces: Tensor
+    """(K, R) on each of the spans that were asked for, mean over heads."""
 
 
 See = Callable[[int, Tensor, Tensor, Tensor | None, float], None]
@@ -187,15 +192,25 @@ def _dense(
 
 
 def shares(
-    query: Tensor, key: Tensor, mask: Tensor | None, scaling: float, rows: Rows, layout: Layout
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    rows: Rows,
+    layout: Layout,
+    spans: Sequence[tuple[int, int]] = (),
 ) -> Shares:
-    """Reduce the rows' attention to what falls on passages and on the answer so far, in float32."""
+    """Reduce the rows' attention to what falls on passages, on the answer so far, and on each of `spans`, in
+    float32.
+    """
     a, b = layout.passages
-    passages, answer = [], []
+    passages, answer, pieces = [], [], []
     for weights, _ in _tiles(query, key, mask, scaling, rows):
         passages.append(weights[:, :, a:b].sum(dim=-1))
         answer.append(weights[:, :, layout.header :].sum(dim=-1))
-    return Shares(torch.cat(passages, dim=1), torch.cat(answer, dim=1))
+        each = [weights[:, :, start:stop].sum(dim=-1).mean(dim=0) for start, stop in spans]
+        pieces.append(torch.stack(each) if each else weights.new_empty(0, weights.shape[1]))
+    return Shares(torch.cat(passages, dim=1), torch.cat(answer, dim=1), torch.cat(pieces, dim=1))
 
 
 def head_mean(

@@ -170,7 +170,7 @@ def predict_peak(
     heap = not cuda and n_widest * sizes.intermediate * item < _HEAP_BLOCK_BYTES
     holes = _hole_bytes(activations, extent, keep) if heap else 0
     reading = 0
-    if keep.attention or keep.carried:
+    if keep.shares or keep.carried:
         keys = 0 if item == accumulator else layer_keys * accumulator
         reading = n_last * attending * item + 3 * attention._TILE_BYTES + keys
     kept = n_rows * (

@@ -19,6 +19,7 @@ from detector.lumina import mmd
 from detector.prefix_tree import Ids, hide
 from detector.probe import Keep, Probe
 from detector.prompts import Reading, Window
+from detector.sentences import Span
 from detector.trace import Trace
 from detector.vocabulary import Head, Reduction, Tile, reduce_vocabulary
 from detector.windows import Layout, Segment
@@ -61,7 +62,7 @@ class Passes:
         n_rows = [len(one.scored) + keep.own_rows for one in passes for _ in one.sequences]
         firsts = np.cumsum([0, *(len(one.sequences) for one in passes)]).tolist()
         probes = [
-            Probe(self._body, keep, one.layout, one.positions, first)
+            Probe(self._body, keep, one.layout, one.spans, one.positions, first)
             for one, first in zip(passes, firsts, strict=False)
             if keep.own_rows
         ]
@@ -126,6 +127,8 @@ class _Pass:
     sequences: tuple[Ids, ...]
     scored: Ids
     layout: Layout
+    spans: tuple[Span, ...]
+    """Where the pieces stand in the full condition."""
     positions: tuple[int, int]
     """Where the scored tokens stand in the full condition, start:stop."""
     foil: bool
@@ -156,6 +159,7 @@ class _Pass:
             tuple(sequences),
             scored,
             window.layout,
+            window.spans,
             (first, first + len(scored)),
             foil is not None,
         )
@@ -192,6 +196,8 @@ def _probed(probes: list[Probe], keep: Keep) -> dict[str, Any]:
     if keep.attention:
         passages, answer = zip(*(probe.attention() for probe in probes), strict=True)
         found |= {"attention_passages": rows(list(passages), 2), "attention_answer": rows(list(answer), 2)}
+    if keep.piece_attention:
+        found["attention_pieces"] = rows([probe.piece_attention() for probe in probes], 1)
     if keep.layers:
         states = [probe.states() for probe in probes]
         found |= {"layers": keep.layers, "states": rows(states, 2)}

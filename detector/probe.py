@@ -27,7 +27,7 @@ class Keep:
     `masked` makes leave-one-out hide each piece instead of removing it: the context is read once, positions
     stay, and pieces after the hidden one have read it. `layers` counts from 1: layer l is what block l puts
     out, and n_layers + 1 is the last one after the final norm. `carried` asks for CORTEX's attention-weighted
-    sums at those layers.
+    sums at those layers. `piece_attention` asks for the attention on each piece.
     """
 
     leave_one_out: bool = True
@@ -38,11 +38,17 @@ class Keep:
     layers: tuple[int, ...] = ()
     carried: bool = False
     masked: bool = False
+    piece_attention: bool = False
+
+    @property
+    def shares(self) -> bool:
+        """Whether attention is reduced to shares."""
+        return self.attention or self.piece_attention
 
     @property
     def own_rows(self) -> bool:
         """Whether the last answer token must be computed too (its own row predicts nothing)."""
-        return self.attention or bool(self.layers)
+        return self.shares or bool(self.layers)
 
 
 def audit_keep(judge: Keep | None, *, leave_one_out: bool, masked: bool, reads_attention: bool) -> Keep:
@@ -63,10 +69,16 @@ class Probe:
     """Collects while `forward.last_rows` walks the tree. Used once."""
 
     def __init__(
-        self, body: Any, keep: Keep, layout: Layout, scored: tuple[int, int], first_sequence: int
+        self,
+        body: Any,
+        keep: Keep,
+        layout: Layout,
+        spans: Sequence[tuple[int, int]],
+        scored: tuple[int, int],
+        first_sequence: int,
     ) -> None:
-        """`scored`: positions start:stop of the scored answer tokens in the full condition, which is sequence
-        `first_sequence` of the walk; the empty condition is the next one.
+        """`spans` and `scored`: positions start:stop of the pieces, and of the scored answer tokens, in the
+        full condition, which is sequence `first_sequence` of the walk; the empty condition is the next one.
         """
         self._blocks: Sequence[Any] = blocks(body)
         n_layers = len(self._blocks)
@@ -77,6 +89,7 @@ class Probe:
             )
         self.keep = keep
         self._layout = layout
+        self._spans = spans if keep.piece_attention else ()
         self._scored = scored
         self._sequences = {first_sequence: FULL, first_sequence + 1: NONE}
         self._rows: dict[int, Rows] = {}
@@ -112,8 +125,9 @@ class Probe:
         rows = self._rows.get(FULL)
         if rows is None:
             return
-        if self.keep.attention:
-            self._shares.setdefault(block, []).append(shares(query, key, mask, scaling, rows, self._layout))
+        if self.keep.shares:
+            found = shares(query, key, mask, scaling, rows, self._layout, self._spans)
+            self._shares.setdefault(block, []).append(found)
         if self.keep.carried and self._carries(block):
             first, stop = self._scored
             alpha = head_mean(query, key, mask, scaling, rows, first)
@@ -127,7 +141,7 @@ class Probe:
         if last in self.keep.layers:
             for sequence, condition in self._sequences.items():
                 self._states[last, condition] = [hidden[sequence]]
-        if (self.keep.attention or self.keep.carried) and len(self._seen) != len(self._blocks):
+        if (self.keep.shares or self.keep.carried) and len(self._seen) != len(self._blocks):
             raise ScorerError(
                 f"{type(self._blocks[0]).__name__}: {len(self._blocks) - len(self._seen)} of "
                 f"{len(self._blocks)} layers do not run on transformers' scaled-dot-product interface, so "
@@ -140,6 +154,12 @@ class Probe:
         passages = torch.stack([torch.cat([part.passages for part in parts], dim=1) for parts in layers])
         answer = torch.stack([torch.cat([part.answer for part in parts], dim=1) for parts in layers])
         return passages, answer
+
+    def piece_attention(self) -> Tensor:
+        """(K, R) share of attention on each piece, mean over layers and heads."""
+        layers = [self._shares[block] for block in range(len(self._blocks))]
+        each = [torch.cat([part.pieces for part in parts], dim=1) for parts in layers]
+        return torch.stack(each).mean(dim=0)
 
     def states(self) -> Tensor:
         """(S, 2, R, D) states of the layers in use, with all passages and with none."""

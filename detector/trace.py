@@ -70,6 +70,8 @@ class Trace:
     token's own row."""
     attention_answer: F32 | None = None
     """(L, H, A + 1) share of attention on the answer's header and the answer so far, in [0, 1]."""
+    attention_pieces: F32 | None = None
+    """(K, A + 1) share of attention on each piece, mean over layers and heads, in [0, 1]; rows as above."""
     layers: tuple[int, ...] = ()
     """The S layers whose states were kept: l = output of block l, L + 1 = after the final norm."""
     states: F32 | None = None

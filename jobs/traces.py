@@ -164,6 +164,8 @@ def wanted(keep: Keep) -> set[str]:
         names.add("mmd_foil")
     if keep.attention:
         names |= {"attention_passages", "attention_answer"}
+    if keep.piece_attention:
+        names |= {"attention_pieces"}
     if keep.layers:
         names |= {"states"} | ({"carried"} if keep.carried else set())
     return names

@@ -57,6 +57,18 @@ def softmax_in_the_model_s_precision(logits, dim, dtype=None, **_):
     return torch.softmax(logits, dim)
 
 
+@pytest.mark.parametrize("profile", ["plain", "chat", "gasp-v2"])
+def test_attention_on_pieces_is_the_mean_over_heads_and_layers_of_their_columns(tiny_scorer_dir, profile):
+    scorer = make_scorer(tiny_scorer_dir, profile=profile)
+    reading, (trace,) = scorer.trace(RECORD, Keep(piece_attention=True))
+    (window,) = reading.windows
+    maps, _ = read_eagerly(scorer, window.full + reading.answer_ids)
+    rows = maps[:, :, len(window.full) - 1 :]
+    expected = [rows[..., start:stop].sum(-1).mean((0, 1)) for start, stop in window.spans]
+    assert trace.attention_passages is None and len(window.spans) > 1
+    np.testing.assert_allclose(trace.attention_pieces, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("profile", ["chat", "gasp-v1", "gasp-v2"])
 def test_shares_follow_the_layout_of_every_profile(tiny_scorer_dir, profile):
     scorer = make_scorer(tiny_scorer_dir, profile=profile)
@@ -104,9 +116,11 @@ def test_reductions_equal_a_loop_over_heads_and_rows(keys_before, mask_kind):
             logits = [float(query[head, row] @ key[head // 2, k]) * scaling for k in range(n_keys)]
             powers = np.where(seen[row], np.exp(logits), 0.0)
             weights[head, row] = powers / powers.sum()
-    found = shares(query, key, mask, scaling, rows, layout)
+    found = shares(query, key, mask, scaling, rows, layout, [(1, 2), (2, 4)])
     np.testing.assert_allclose(found.passages, weights[:, 3:9, 1:4].sum(-1), atol=1e-12)
     np.testing.assert_allclose(found.answer, weights[:, 3:9, n_keys - 3 :].sum(-1), atol=1e-12)
+    pieces = [weights[:, 3:9, 1].mean(0), weights[:, 3:9, 2:4].sum(-1).mean(0)]
+    np.testing.assert_allclose(found.pieces, pieces, atol=1e-12)
     mean = head_mean(query, key, mask, scaling, rows, n_keys - 4)
     np.testing.assert_allclose(mean, weights[:, 3:9, n_keys - 4 :].mean(0), atol=1e-12)
 

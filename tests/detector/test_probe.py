@@ -158,10 +158,10 @@ def test_each_probe_sees_its_own_sequences_only(tiny_scorer_dir):
     body = scorer.model.base_model
     sequences = [(5, 6, 7, 8, 9), (5, 7, 8, 9), (5, 6, 7, 1, 2), (5, 7, 1, 2)]
     keep = Keep(attention=True, layers=(1, 4), carried=True)
-    probes = [Probe(body, keep, Layout((1, 2), 2), (3, 5), first) for first in (0, 2)]
+    probes = [Probe(body, keep, Layout((1, 2), 2), (), (3, 5), first) for first in (0, 2)]
     last_rows(body, sequences, [3] * 4, probes)
     for index, probe in enumerate(probes):
-        alone = Probe(body, keep, Layout((1, 2), 2), (3, 5), 0)
+        alone = Probe(body, keep, Layout((1, 2), 2), (), (3, 5), 0)
         last_rows(body, sequences[2 * index : 2 * index + 2], [3] * 2, [alone])
         torch.testing.assert_close(probe.states(), alone.states(), atol=1e-5, rtol=1e-5)
         for ours, theirs in zip(probe.attention(), alone.attention(), strict=True):
