@@ -28,7 +28,8 @@ class Features:
     where the passes kept no words, no attention.
 
     `drops[k]` and `jsds[k]` belong to the record's piece k; None where the piece was not in the window that
-    the span was read in, or with leave-one-out off. `max_drop` and `max_jsd` are their largest values.
+    the span was read in, where its pass was skipped, or with leave-one-out off. `max_drop` and `max_jsd` are
+    their largest values.
     """
 
     gap: float
@@ -143,6 +144,8 @@ def span_features(
     if trace.logprob_without is not None and trace.jsd_without is not None:
         window_drops, window_jsds = logprob - mean(trace.logprob_without), mean(trace.jsd_without)
         for k, index in enumerate(piece_indices):
+            if k in trace.skipped:
+                continue
             drops[index], jsds[index] = float(window_drops[k]), float(window_jsds[k])
     return Features(
         gap=float(logprob - mean(trace.logprob_no_context)),

@@ -7,7 +7,7 @@ answer rows are kept; the model's own output head never runs.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -32,15 +32,21 @@ _LARGE_BYTES = 33 << 20  # more than glibc ever keeps for reuse
 
 @torch.inference_mode()
 def last_rows(
-    body: Any, sequences: Sequence[Ids], n_rows: Sequence[int], probes: Sequence[Probe] = ()
+    body: Any,
+    sequences: Sequence[Ids],
+    n_rows: Sequence[int],
+    probes: Sequence[Probe] = (),
+    wanted: Callable[[int], bool] = lambda _: True,
 ) -> tuple[list[Tensor], int]:
     """Hidden states (n_rows[i], D) at the last `n_rows[i]` positions of each sequence i.
 
     `body` is the model below its output head (final norm included). Also returns how many tokens were
     computed. To score A answer tokens pass prompt + answer without its last token and A rows: the row at
     a position predicts the token after it, so the first answer token is scored by the last prompt row.
-    `probes` watch their sequences on the way, where nothing is hidden. Raises ScorerError where something
-    is hidden and a layer of the model would see it all the same.
+    `probes` watch their sequences on the way, where nothing is hidden. A sequence that is not `wanted` has
+    rows without meaning; it is asked about when the walk comes to what it does not share with one that is,
+    and sequence 0 is walked to its end before any other. Raises ScorerError where something is hidden and a
+    layer of the model would see it all the same.
     """
     tree = build_tree(sequences)
     device = next(body.parameters()).device
@@ -58,7 +64,9 @@ def last_rows(
     with ExitStack() as stack:
         for probe in probes:
             stack.enter_context(probe.watching())
-        for node in _parts(tree, device):
+        n_tokens = 0
+        for node in _parts(tree, device, wanted):
+            n_tokens += len(node.tokens)
             cache.crop(node.start - cache.get_seq_length())
             tokens = torch.tensor([node.tokens], device=device)
             rows = _answer_rows(node, sequences, n_rows)
@@ -80,15 +88,18 @@ def last_rows(
                 hidden[index][first : first + found.stop - found.start] = states[found.start : found.stop]
     for probe in probes:
         probe.finish(hidden)
-    return list(hidden), tree.n_tokens
+    return list(hidden), n_tokens
 
 
-def _parts(tree: Node, device: torch.device) -> Iterator[Node]:
-    """The nodes of a tree that hold tokens, depth first; on a CPU in parts of PART_TOKENS at most.
+def _parts(tree: Node, device: torch.device, wanted: Callable[[int], bool]) -> Iterator[Node]:
+    """The nodes of a tree that hold tokens of a wanted sequence, depth first; on a CPU in parts of
+    PART_TOKENS at most.
 
     Elsewhere a part that follows another would need a dense mask, which takes more than it saves.
     """
     for node in tree.walk():
+        if not any(map(wanted, node.sequences)):
+            continue
         size = PART_TOKENS if device.type == "cpu" else max(1, len(node.tokens))
         for first in range(0, len(node.tokens), size):
             yield replace(node, start=node.start + first, tokens=node.tokens[first : first + size])

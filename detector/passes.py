@@ -62,23 +62,30 @@ class Passes:
         n_rows = [len(one.scored) + keep.own_rows for one in passes for _ in one.sequences]
         firsts = np.cumsum([0, *(len(one.sequences) for one in passes)]).tolist()
         probes = [
-            Probe(self._body, keep, one.layout, one.spans, one.positions, first)
+            Probe(self._body, keep, one.layout, one.spans, one.positions, first, one.sentences)
             for one, first in zip(passes, firsts, strict=False)
             if keep.own_rows
         ]
-        hidden, n_tokens = last_rows(self._body, sequences, n_rows, probes)
+
+        def wanted(sequence: int) -> bool:
+            return all(probe.wants(sequence) for probe in probes)
+
+        hidden, n_tokens = last_rows(self._body, sequences, n_rows, probes, wanted)
         read = []
         for index, (one, first) in enumerate(zip(passes, firsts, strict=False)):
-            rows = torch.stack(hidden[first : first + len(one.sequences)])[:, : len(one.scored)]
+            run = [i for i in range(len(one.sequences)) if wanted(first + i)]
+            rows = torch.stack([hidden[first + i] for i in run])[:, : len(one.scored)]
             targets = torch.tensor(one.scored, device=rows.device)
             with torch.inference_mode():
                 kept = rows[: len(rows) - one.foil]
                 reduce = partial(reduce_vocabulary, kept, targets, self._head, epsilon=self._epsilon)
-                part = self._tile.fit(reduce)
+                part = _spread(self._tile.fit(reduce), run, len(one.sequences) - one.foil)
                 compare = partial(mmd, rows[0], rows[-1], self._head, self._embeddings)
                 moved = self._tile.fit(compare) if one.foil else None
+            skipped = frozenset(range(len(one.sequences))) - set(run)
             # What several answers share is counted once, for the first of them.
-            read.append(_Read(part, probes[index] if probes else None, moved, 0 if index else n_tokens))
+            n_own = 0 if index else n_tokens
+            read.append(_Read(part, probes[index] if probes else None, moved, n_own, skipped))
         return read
 
     def _joined_trace(self, reading: Reading, window: Window, read: Sequence["_Read"], keep: Keep) -> Trace:
@@ -116,6 +123,7 @@ class Passes:
             n_computed_tokens=sum(one.n_tokens for one in read),
             n_header_tokens=len(window.full) - window.layout.header,
             truncated=reading.truncated,
+            skipped=tuple(sorted(i - 2 for i in frozenset.intersection(*(one.skipped for one in read)))),
             **more,
         )
 
@@ -131,6 +139,8 @@ class _Pass:
     """Where the pieces stand in the full condition."""
     positions: tuple[int, int]
     """Where the scored tokens stand in the full condition, start:stop."""
+    sentences: tuple[Ids, ...]
+    """Which of the scored tokens belong to one sentence, for each that has any here."""
     foil: bool
     """Whether the last sequence holds foreign passages."""
 
@@ -161,6 +171,7 @@ class _Pass:
             window.layout,
             window.spans,
             (first, first + len(scored)),
+            _sentences(reading, segment),
             foil is not None,
         )
 
@@ -173,6 +184,27 @@ class _Read:
     probe: Probe | None
     mmd: Tensor | None
     n_tokens: int
+    skipped: frozenset[int]
+    """Sequences of the pass that were not run."""
+
+
+def _sentences(reading: Reading, segment: Segment) -> tuple[Ids, ...]:
+    offsets = reading.offsets[segment.start : segment.stop]
+    found = (
+        tuple(i for i, (a, b) in enumerate(offsets) if a < end and b > start)
+        for start, end in reading.sentences
+    )
+    return tuple(tokens for tokens in found if tokens)
+
+
+def _spread(found: Reduction, run: list[int], n_conditions: int) -> Reduction:
+    """The same for all conditions; one that was not run counts as equal to the first, without divergence."""
+    if len(found.logprob) == n_conditions:
+        return found
+    where = [run.index(i) if i in run else 0 for i in range(n_conditions)]
+    jsd = torch.cat([torch.zeros_like(found.logprob[:1]), found.jsd])[where][1:]
+    others = (found.top[where], found.bottom[where], found.rank[where])
+    return Reduction(found.logprob[where], found.entropy[where], jsd, *others)
 
 
 def _joined(parts: list[Tensor]) -> np.ndarray[Any, np.dtype[Any]]:

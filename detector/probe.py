@@ -22,12 +22,14 @@ FULL, NONE = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What the methods of a run need of the forward passes, beside log-probabilities, entropies and JSDs.
+    """What a run needs of the forward passes, beside log-probabilities, entropies and JSDs.
 
     `masked` makes leave-one-out hide each piece instead of removing it: the context is read once, positions
     stay, and pieces after the hidden one have read it. `layers` counts from 1: layer l is what block l puts
     out, and n_layers + 1 is the last one after the final norm. `carried` asks for CORTEX's attention-weighted
-    sums at those layers. `piece_attention` asks for the attention on each piece.
+    sums at those layers. `piece_attention` asks for the attention on each piece. A piece that gets less than
+    `least_share` of the attention on all pieces, in every sentence of the answer, is not left out: that pass
+    is saved, and what it would have told stays unknown.
     """
 
     leave_one_out: bool = True
@@ -39,11 +41,17 @@ class Keep:
     carried: bool = False
     masked: bool = False
     piece_attention: bool = False
+    least_share: float = 0.0
+
+    @property
+    def by_piece(self) -> bool:
+        """Whether the attention on each piece is read."""
+        return self.piece_attention or (self.leave_one_out and self.least_share > 0)
 
     @property
     def shares(self) -> bool:
         """Whether attention is reduced to shares."""
-        return self.attention or self.piece_attention
+        return self.attention or self.by_piece
 
     @property
     def own_rows(self) -> bool:
@@ -51,7 +59,9 @@ class Keep:
         return self.shares or bool(self.layers)
 
 
-def audit_keep(judge: Keep | None, *, leave_one_out: bool, masked: bool, reads_attention: bool) -> Keep:
+def audit_keep(
+    judge: Keep | None, *, leave_one_out: bool, masked: bool, reads_attention: bool, least_share: float = 0.0
+) -> Keep:
     """What an audit keeps: what its bundle reads (`judge`; None without one) and what `blend` does, which may
     be asked for long after the passes.
     """
@@ -60,6 +70,7 @@ def audit_keep(judge: Keep | None, *, leave_one_out: bool, masked: bool, reads_a
         keep,
         leave_one_out=leave_one_out,
         masked=masked,
+        least_share=least_share,
         words=True,
         attention=keep.attention or reads_attention,
     )
@@ -76,9 +87,11 @@ class Probe:
         spans: Sequence[tuple[int, int]],
         scored: tuple[int, int],
         first_sequence: int,
+        sentences: Sequence[Sequence[int]] = (),
     ) -> None:
         """`spans` and `scored`: positions start:stop of the pieces, and of the scored answer tokens, in the
-        full condition, which is sequence `first_sequence` of the walk; the empty condition is the next one.
+        full condition, which is sequence `first_sequence` of the walk. The next one is the empty condition,
+        then come those that leave one piece out. `sentences`: which of the scored tokens are one sentence's.
         """
         self._blocks: Sequence[Any] = blocks(body)
         n_layers = len(self._blocks)
@@ -89,8 +102,10 @@ class Probe:
             )
         self.keep = keep
         self._layout = layout
-        self._spans = spans if keep.piece_attention else ()
+        self._spans = spans if keep.by_piece else ()
         self._scored = scored
+        self._sentences = sentences
+        self._first = first_sequence
         self._sequences = {first_sequence: FULL, first_sequence + 1: NONE}
         self._rows: dict[int, Rows] = {}
         self._shares: dict[int, list[Shares]] = {}
@@ -156,10 +171,24 @@ class Probe:
         return passages, answer
 
     def piece_attention(self) -> Tensor:
-        """(K, R) share of attention on each piece, mean over layers and heads."""
+        """(K, R) share of attention on each piece, mean over layers and heads, of the rows seen so far."""
         layers = [self._shares[block] for block in range(len(self._blocks))]
         each = [torch.cat([part.pieces for part in parts], dim=1) for parts in layers]
         return torch.stack(each).mean(dim=0)
+
+    def wants(self, sequence: int) -> bool:
+        """Whether a sequence of the walk is worth running: all are, but for those that leave out a piece with
+        less than `least_share` of the attention in every sentence. All are until the full condition is done.
+        """
+        piece = sequence - self._first - 2
+        if not (self.keep.leave_one_out and self.keep.least_share and 0 <= piece < len(self._spans)):
+            return True
+        on_pieces = self.piece_attention() if self._shares else torch.empty(0, 0)
+        first, stop = self._scored
+        if on_pieces.shape[1] <= stop - first:
+            return True
+        sums = torch.stack([on_pieces[:, list(tokens)].sum(dim=1) for tokens in self._sentences])
+        return bool((sums[:, piece] >= self.keep.least_share * sums.sum(dim=1)).any())
 
     def states(self) -> Tensor:
         """(S, 2, R, D) states of the layers in use, with all passages and with none."""

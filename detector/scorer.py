@@ -179,21 +179,26 @@ class Scorer:
         *,
         leave_one_out: bool = True,
         masked: bool = False,
+        least_share: float = 0.0,
         min_answer_tokens: int = 1,
     ) -> Measurement:
         """Numbers without opinions for every sentence and the response, and the verdicts of the bundle where
-        there is one. `masked` hides each piece instead of removing it. Raises RecordRejected, and
-        ProfileError for a bundle that needs exact leave-one-out.
+        there is one. `masked` hides each piece instead of removing it; `least_share` saves the passes of
+        pieces that get less than this share of the attention (`probe.Keep`). Raises RecordRejected, and
+        ProfileError for a bundle that needs exact leave-one-out of every piece.
         """
         judge = self._judge
         if judge is not None and judge.keep.leave_one_out and not leave_one_out:
             raise ProfileError("the bundle reads leave-one-out passes, which are off (loo)")
         if judge is not None and judge.keep.leave_one_out and masked:
             raise ProfileError("the bundle was fitted on exact leave-one-out passes, not masked ones (loo)")
+        if judge is not None and judge.keep.leave_one_out and least_share:
+            raise ProfileError("the bundle reads every leave-one-out pass, and some are saved (least_share)")
         keep = audit_keep(
             None if judge is None else judge.keep,
             leave_one_out=leave_one_out,
             masked=masked,
+            least_share=least_share,
             reads_attention=self.reads_attention,
         )
         reading, traces = self.trace(record, keep)

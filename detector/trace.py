@@ -82,5 +82,8 @@ class Trace:
     """(A,) LUMINA's external term: divergence from the answer read with foreign passages, in [0, 1]."""
     words: F32 | None = None
     """(A, 7) what the tokens' words say beside the model (`words.COLUMNS`), 0 or 1."""
+    skipped: tuple[int, ...] = ()
+    """Pieces that no pass left out (`Keep.least_share`): in `logprob_without` and `jsd_without` they stand as
+    without effect."""
     truncated: bool = False
     """True when the prompt profile cut context or answer (only `gasp-v1` and `gasp-v2` ever do)."""

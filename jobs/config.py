@@ -94,6 +94,9 @@ class Config(_Section):
     # How a record becomes a prompt.
     profile: Literal["plain", "chat", "refind", "gasp-v1", "gasp-v2"] = "plain"
     loo: Literal["exact", "masked", "off"] = "exact"  # each piece removed, hidden from the answer, or neither
+    # Passages that get less of the attention on passages than this, in every sentence of an answer, are
+    # neither removed nor hidden: their passes are saved, their effect stays unknown.
+    least_share: float = Field(default=0.0, ge=0, lt=0.5)
     # The trained head that judges: auto is the one that ships for this scorer and profile, if there is one;
     # none; or a folder or URL. PLACE#DIGEST pins its content, and is what a run remembers.
     bundle: str = "auto"
@@ -114,6 +117,7 @@ class Config(_Section):
         measured_by = {key: tree[key] for key in ("scorer", "profile", "loo", "fields", "read", "store_text")}
         place, digest = self.bundle_place, self.bundle_digest
         used = {"bundle": digest or place} if digest or place not in ("auto", "none") else {}
+        used |= {"least_share": self.least_share} if self.least_share else {}
         return measured_by | used | {"cpus_per_worker": self.workers.cpus_per_worker}
 
     @property
@@ -256,6 +260,11 @@ def _check_methods(config: Config, reads_attention: bool) -> None:
         raise ConfigError(
             "setting loo: masked hides passages from the scorer's attention, and scorers of this family have "
             "one of their own; use --loo exact"
+        )
+    if config.least_share and not reads_attention:
+        raise ConfigError(
+            "setting least_share: goes by the scorer's attention, which scorers of this family do not show; "
+            "leave it at 0"
         )
     blind = [name for name in methods if METHODS[name].needs_attention and not reads_attention]
     if blind:

@@ -95,6 +95,7 @@ def audit_keep(config: Config, scorer: ScorerInfo, storage: Storage) -> "Keep":
         None if bundle is None else bundle.card.keep,
         leave_one_out=config.loo != "off",
         masked=config.loo == "masked",
+        least_share=config.least_share,
         reads_attention=scorer.reads_attention,
     )
 

@@ -36,10 +36,10 @@ _VERSION = "1"
 def trace_key(record: Record, scorer: Any, keep: Keep = Keep()) -> str:  # noqa: B008
     """32 hex digits of what a trace depends on. `scorer` is a detector.Scorer.
 
-    What `keep` asks for is no part of it, except that masked leave-one-out gives other numbers than exact
-    under the same names.
+    What `keep` asks for is no part of it, except that masked leave-one-out, and one that skips pieces, give
+    other numbers than exact under the same names.
     """
-    content = [
+    content: list[object] = [
         _VERSION,
         scorer.fingerprint,
         scorer.dtype,
@@ -53,6 +53,8 @@ def trace_key(record: Record, scorer: Any, keep: Keep = Keep()) -> str:  # noqa:
     ]
     if keep.leave_one_out and keep.masked:
         content.append("masked")
+    if keep.leave_one_out and keep.least_share:
+        content.append(keep.least_share)
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
@@ -121,7 +123,7 @@ def _pack(trace: Trace) -> tuple[dict[str, Any], dict[str, str]]:
     arrays = {name: np.ascontiguousarray(getattr(trace, name)) for name in _ARRAYS if _is_array(trace, name)}
     meta = {
         "counts": json.dumps(
-            {name: getattr(trace, name) for name in _COUNTS} | {"truncated": trace.truncated}
+            {name: getattr(trace, name) for name in _COUNTS} | {"truncated": trace.truncated, "skipped": trace.skipped}
         ),
         "pieces": json.dumps([[p.passage_index, p.start, p.end] for p in trace.pieces]),
         "layers": json.dumps(trace.layers),
@@ -149,6 +151,7 @@ def _read(path: Path, keep: Keep) -> tuple[Trace, int] | None:
                 arrays[name] = np.stack([part[row] for row in rows])
         values: dict[str, Any] = {"logprob_without": None, "jsd_without": None}
         values |= arrays | json.loads(meta["counts"])
+        values["skipped"] = tuple(values.get("skipped", ()))
         pieces = tuple(Piece(*piece) for piece in json.loads(meta["pieces"]))
         return Trace(pieces=pieces, layers=keep.layers, **values), int(meta["n_windows"])
 

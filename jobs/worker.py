@@ -173,6 +173,7 @@ class Worker:
                 record,
                 leave_one_out=self._config.loo != "off",
                 masked=self._config.loo == "masked",
+                least_share=self._config.least_share,
                 min_answer_tokens=self._config.read.min_answer_tokens,
             )
         except RecordRejected as rejected:

@@ -115,6 +115,7 @@ class FakeScorer:
         *,
         leave_one_out: bool = True,
         masked: bool = False,
+        least_share: float = 0.0,
         min_answer_tokens: int = 1,
     ) -> Measurement:
         time.sleep(self.seconds)

@@ -106,6 +106,14 @@ def test_passages_are_hidden_only_from_a_scorer_whose_attention_can_be_had():
     assert "\n" not in str(caught.value)
 
 
+def test_passages_are_passed_over_only_where_attention_can_be_read_and_a_run_remembers_it():
+    config = load_config(None, ["least_share=0.2"], {})
+    assert config.measured_by() == Config().measured_by() | {"least_share": 0.2}
+    assert config.resolved(None, reads_attention=True)
+    with pytest.raises(ConfigError, match="setting least_share: .* leave it at 0"):
+        config.resolved(None, reads_attention=False)
+
+
 @pytest.mark.parametrize("overrides", [["methods=[ensemble]"], ["judge.target_fpr=0.02"]])
 def test_what_only_a_bundle_could_do_is_refused_once_there_is_none(overrides):
     config = load_config(None, overrides, {})
