@@ -47,7 +47,9 @@ def peak_mebibytes(kind: str, n_tokens: int, n_rows: int) -> float:
             out = body(input_ids=torch.tensor([ids]), use_cache=True, output_attentions=True)
             assert len(out.attentions) == scorer.model.config.num_hidden_layers
     else:
-        probes = [Probe(body, Keep(attention=True), layout, (), (first, n_tokens), 0)] if kind == "ours" else []
+        probes = (
+            [Probe(body, Keep(attention=True), layout, (), (first, n_tokens), 0)] if kind == "ours" else []
+        )
         last_rows(body, [ids], [n_rows + 1], probes)
         for probe in probes:
             assert probe.attention()[0].shape[-1] == n_rows + 1

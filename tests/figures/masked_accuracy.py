@@ -8,6 +8,7 @@ measured once and kept in the cache of `leadline evaluate`, under different keys
 - sentence AUROC of every method that reads leave-one-out, and of max drop and max JSD alone, under both, with
   95 % intervals of the difference (1,000 paired bootstrap samples of sources); trained ones are held out on
   five folds of sources, the same for both, and fitted on the numbers that they are judged on;
+- beside them, on the same answers, what reads two passes (`--loo off`), LUMINA's third, and the baselines;
 - per sentence, the correlation of max drop and of max JSD;
 - how often the evidence is the same passage, among supported sentences that some passage carries (exact max
   drop of at least 0.05 nats per token).
@@ -34,7 +35,18 @@ from jobs.traces import TraceStore
 from tests.figures.ragtruth import PATH
 
 FLOOR_NATS = 0.05
-WAYS = {"exact": Keep(), "masked": Keep(masked=True)}
+WAYS = {"exact": Keep(foil=True), "masked": Keep(masked=True)}
+BESIDE = (
+    "gasp_economical",
+    "gasp_two_pass",
+    "lumina",
+    "jsd_none",
+    "gap",
+    "refind",
+    "overlap",
+    "perplexity",
+    "length",
+)
 
 
 def methods(n_layers: int) -> list[str]:
@@ -101,6 +113,21 @@ def compare(found: dict[str, list[Labelled]], n_layers: int) -> None:
         print(
             f"{name:17} {estimates['exact'].interval.value:6.3f} {estimates['masked'].interval.value:7.3f}"
             f"  {difference.value:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
+        )
+    beside = {name: np.concatenate(hold_out(name, exact, part, n_layers).sentences) for name in BESIDE}
+    beside["max_drop"] = theirs["max_drop"]
+    print("beside them         AUROC                    difference from exact max_drop")
+    for name, estimate in bootstrap(
+        labels, beside, sources.tolist(), METRICS["auroc"], against="max_drop"
+    ).items():
+        value, difference = estimate.interval, estimate.difference
+        print(
+            f"{name:17} {value.value:6.3f} [{value.low:.3f}, {value.high:.3f}]"
+            + (
+                f"  {difference.value:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"
+                if difference
+                else ""
+            )
         )
     for name in ("max_drop", "max_jsd"):
         correlation = np.corrcoef(feature(exact, name), feature(masked, name))[0, 1]
