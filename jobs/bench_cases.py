@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from detector.errors import RecordRejected
-from detector.probe import Keep
+from detector.noise import noise_floor
 from detector.prompts import read_record
 from detector.record import Passage, Record
 from detector.scorer import Scorer
@@ -145,7 +145,7 @@ def _measure(
         "contenders": contenders,
         "out_of_memory": dropped,
         "ratios": _ratios(contenders, ask),
-        "noise_floor_nats": noise_floor(scorer, case.records[0]),
+        "noise_floor_nats": asdict(noise_floor(scorer, case.records[0])),
     }
 
 
@@ -191,21 +191,6 @@ def _ratios(contenders: Sequence[dict[str, Any]], ask: Ask) -> list[dict[str, An
             found["memory"] = theirs / ours if ours and theirs else None
             ratios.append(found)
     return ratios
-
-
-def noise_floor(scorer: Scorer, record: Record) -> dict[str, float]:
-    """Largest difference between the full condition alone and beside another answer to the same question.
-
-    The two run in other batch shapes, so sums round differently. Effects below this are not evidence.
-    """
-    keep = Keep(leave_one_out=False)
-    beside = replace(record, answer=record.answer.split(maxsplit=1)[-1])
-    alone = scorer.trace(record, keep)[1][0]
-    together = scorer.trace_together([record, beside], keep)[0][1][0]
-    return {
-        "logprob": float(np.abs(alone.logprob - together.logprob).max()),
-        "jsd": float(np.abs(alone.jsd_no_context - together.jsd_no_context).max()),
-    }
 
 
 def _grow(growth: Growth, ask: Ask, scorer: Scorer, read: dict[str, Read], say: Say) -> dict[str, Any]:

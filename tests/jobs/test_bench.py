@@ -14,7 +14,7 @@ from detector.scorer import Scorer
 from detector.vocabulary import Head
 from jobs import cli
 from jobs.bench import show
-from jobs.bench_cases import Ask, Growth, bench, generated, noise_floor
+from jobs.bench_cases import Ask, Growth, bench, generated
 from jobs.bench_meters import PARTS, extra_peak_bytes, shares_of_time, time_rounds
 from jobs.bench_peers import PEERS, ScorerSpec, keep_of, largest_difference, reader
 from jobs.bench_shapes import Shape
@@ -166,12 +166,6 @@ def test_watching_one_run_leaves_nothing_behind_even_when_it_fails(scorer, case)
     assert (passes.reduce_vocabulary, Head.logits) == before
     assert len(scorer.model.base_model._forward_hooks) == hooks
     assert scorer.trace(case.records[0])[1][0].n_computed_tokens
-
-
-def test_the_noise_floor_is_the_rounding_of_sums(scorer, case):
-    noise = noise_floor(scorer, case.records[0])
-    assert set(noise) == {"logprob", "jsd"}
-    assert 0 < noise["logprob"] < 1e-4 and noise["jsd"] < 1e-4
 
 
 def test_the_authors_package_gives_our_numbers_on_its_own_prompts(tiny_scorer_dir):

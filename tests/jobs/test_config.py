@@ -110,7 +110,7 @@ def test_passages_are_passed_over_only_where_attention_can_be_read_and_a_run_rem
     config = load_config(None, ["least_share=0.2"], {})
     assert config.measured_by() == Config().measured_by() | {"least_share": 0.2}
     assert config.resolved(None, reads_attention=True)
-    with pytest.raises(ConfigError, match="setting least_share: .* leave it at 0"):
+    with pytest.raises(ConfigError, match=r"setting least_share: .* leave it at 0"):
         config.resolved(None, reads_attention=False)
 
 
