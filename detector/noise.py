@@ -19,12 +19,13 @@ SAMPLE = Record(
     question="When was the bridge at Ardley built, and who paid for it?",
     passages=(
         Passage(
-            "The bridge at Ardley was built between 1887 and 1891 by the engineer Ada Holm. It has four arches "
-            "of grey stone and a footway on the northern side. The parish paid for it with a toll of one penny."
+            "The bridge at Ardley was built between 1887 and 1891 by the engineer Ada Holm. It has four "
+            "arches of grey stone and a footway on the northern side. The parish paid for it with a toll of "
+            "one penny."
         ),
         Passage(
-            "Tolls were taken at the eastern end until 1950, when the county bought the bridge for 3,000 pounds. "
-            "The toll house is a museum now and opens on Sundays from May to September."
+            "Tolls were taken at the eastern end until 1950, when the county bought the bridge for 3,000 "
+            "pounds. The toll house is a museum now and opens on Sundays from May to September."
         ),
     ),
     answer="The bridge was built between 1887 and 1891. The parish paid for it with a toll of one penny, "
