@@ -11,16 +11,19 @@ measured once and kept in the cache of `leadline evaluate`, under different keys
 - beside them, on the same answers, what reads two passes (`--loo off`), LUMINA's third, and the baselines;
 - per sentence, the correlation of max drop and of max JSD;
 - how often the evidence is the same passage, among supported sentences that some passage carries (exact max
-  drop of at least 0.05 nats per token).
+  drop of at least 0.05 nats per token), and how often it is the passage that a supported sentence was copied
+  from, where one holds three word pairs more of it than any other.
 """
 
 import argparse
 import sys
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from detector import Scorer, gasp, gasp_head
+from detector.baselines import words
 from detector.evaluation import METRICS, bootstrap, folds
 from detector.heads import F64, Labelled
 from detector.label_free import LABEL_FREE
@@ -35,6 +38,7 @@ from jobs.traces import TraceStore
 from tests.figures.ragtruth import PATH
 
 FLOOR_NATS = 0.05
+MARGIN = 3
 WAYS = {"exact": Keep(foil=True), "masked": Keep(masked=True)}
 BESIDE = (
     "gasp_economical",
@@ -78,12 +82,37 @@ def top_pieces(examples: list[Labelled]) -> NDArray[np.int64]:
     ).astype(np.int64)
 
 
-def measure(groups: list[list[LabelledRecord]], scorer: Scorer, cache: str) -> dict[str, list[Labelled]]:
-    """The examples that have sentences, in the same order both ways."""
+def copied_from(examples: list[Labelled], answers: list[LabelledRecord]) -> NDArray[np.int64]:
+    """(n,) the piece that holds MARGIN more of a sentence's word pairs than any other, -1 where none does.
+
+    Whatever a method says, such a sentence was copied from there.
+    """
+    found = []
+    for example, answer in zip(examples, answers, strict=True):
+        record, offsets = answer.record, example.trace.offsets
+        texts = [record.passages[p.passage_index].text[p.start : p.end] for p in example.trace.pieces]
+        pairs = [_pairs(text) for text in texts]
+        for tokens in example.sentences:
+            own = _pairs(record.answer[offsets[tokens[0], 0] : offsets[tokens[-1], 1]])
+            counts = sorted((len(own & there), k) for k, there in enumerate(pairs))
+            clear = len(counts) > 1 and counts[-1][0] - counts[-2][0] >= MARGIN
+            found.append(counts[-1][1] if clear else -1)
+    return np.array(found, dtype=np.int64)
+
+
+def _pairs(text: str) -> set[tuple[str, str]]:
+    return set(pairwise(key for _, _, key in words(text)))
+
+
+def measure(
+    groups: list[list[LabelledRecord]], scorer: Scorer, cache: str
+) -> tuple[dict[str, list[Labelled]], list[LabelledRecord]]:
+    """The examples that have sentences, in the same order both ways, and the answers behind them."""
     store = TraceStore(cache)
     found = {}
+    behind: list[LabelledRecord] = []
     for way, keep in WAYS.items():
-        examples, _ = measure_labelled(
+        examples, answers = measure_labelled(
             groups,
             scorer,
             store,
@@ -93,10 +122,11 @@ def measure(groups: list[list[LabelledRecord]], scorer: Scorer, cache: str) -> d
             ),
         )
         found[way] = [example for example in examples if example.sentences]
-    return found
+        behind = [answer for example, answer in zip(examples, answers, strict=True) if example.sentences]
+    return found, behind
 
 
-def compare(found: dict[str, list[Labelled]], n_layers: int) -> None:
+def compare(found: dict[str, list[Labelled]], answers: list[LabelledRecord], n_layers: int) -> None:
     """Print everything."""
     exact, masked = found["exact"], found["masked"]
     labels = np.concatenate([e.sentence_labels for e in exact])
@@ -133,11 +163,19 @@ def compare(found: dict[str, list[Labelled]], n_layers: int) -> None:
         correlation = np.corrcoef(feature(exact, name), feature(masked, name))[0, 1]
         print(f"correlation of {name} per sentence: {correlation:.3f}")
     grounded = ~labels & (feature(exact, "max_drop") >= FLOOR_NATS)
-    same = top_pieces(exact) == top_pieces(masked)
+    tops = {"exact": top_pieces(exact), "masked": top_pieces(masked)}
+    same = tops["exact"] == tops["masked"]
     print(
         f"same top passage: {same[grounded].mean():.1%} of {grounded.sum()} grounded sentences, "
         f"{same.mean():.1%} of all"
     )
+    source = copied_from(exact, answers)
+    copied = ~labels & (source >= 0)
+    for way, top in tops.items():
+        right = (top == source)[copied].mean()
+        print(
+            f"{way}: the top passage is the one that {copied.sum()} sentences were copied from: {right:.1%}"
+        )
 
 
 def main() -> None:
@@ -152,9 +190,9 @@ def main() -> None:
     picked = pick(read_labelled([given.logs], make_config({})), 1)
     groups = [group for group in picked if group[0].quality == "good"][: given.answers]
     scorer = Scorer.load(given.scorer, profile=given.profile, bundle=None)
-    found = measure(groups, scorer, given.cache)
+    found, answers = measure(groups, scorer, given.cache)
     print(f"{scorer.name}, {scorer.dtype}, profile {given.profile}")
-    compare(found, n_blocks(scorer))
+    compare(found, answers, n_blocks(scorer))
 
 
 if __name__ == "__main__":
