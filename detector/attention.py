@@ -10,11 +10,13 @@ results, whatever the number of layers and the length of the context.
 attention interface. What transformers runs there builds a dense mask as soon as a cache comes before the
 queries, and computes the whole rectangle. Here the queries meet the cache (no mask) and one another (causal)
 in separate calls, which are merged by their log-sum-exps (as in Hydragen, arXiv 2402.05099); a hidden span of
-the cache is simply left out.
+the cache is simply left out. A pack (`detector.packed`) has no cache: there it is FlexAttention on a GPU, and
+on a CPU one call with a dense mask, which is the reference.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from detector.packed import EVERYTHING, Sight, flex
 from detector.windows import Layout
 
 NAME = "leadline"
@@ -75,15 +78,22 @@ def attend(
     attention_mask: Tensor | None,
     see: See | None = None,
     hiding: Hiding | None = None,
+    sight: Sight | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention (B, T, H, d) of T queries (B, H, T, d) to S keys, the cache's tokens first.
 
-    `see` is shown the operands of batch row 0; `hiding` keeps a span of the cache from every query.
+    `see` is shown the operands of batch row 0; `hiding` keeps a span of the cache from every query. With
+    `sight` the queries are those of a pack, which say themselves what they see.
     """
     scaling = kwargs.get("scaling")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     biased = any(kwargs.get(name) is not None for name in ("position_bias", "softcap"))
+    if sight is not None and not biased:
+        out = attend_packed(module, query, key, value, scaling, sight, kwargs)
+        if see is not None:
+            see(module.layer_idx, query[0], key[0], None, scaling)
+        return out, None
     asked = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if asked is None else asked
     causal = causal or query.shape[2] == 1  # the last position sees everything either way
@@ -126,6 +136,35 @@ def attend_apart(
     return out.to(query.dtype)
 
 
+def attend_packed(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float,
+    sight: Sight,
+    kwargs: dict[str, Any],
+) -> Tensor:
+    """Attention (B, T, H, d) over a pack. A layer that slides says so by `sliding_window`, as transformers
+    needs it where no mask can.
+    """
+    window = kwargs.get("sliding_window") or EVERYTHING
+    sight.windows[module.layer_idx] = window
+    if _has_flex(query.device):
+        run = compiled_flex()
+        out = run(query, key, value, scaling, sight.pack.columns, sight.blocks(window), window)
+        return out.transpose(1, 2).contiguous()
+    mask = sight.dense(window)[None, None]
+    dense: Tensor = sdpa_attention_forward(module, query, key, value, mask, **kwargs)[0]
+    return dense
+
+
+@cache
+def compiled_flex() -> Callable[..., Tensor]:
+    """FlexAttention over a pack, compiled for all lengths at its first use."""
+    return torch.compile(flex, dynamic=True)
+
+
 def make_mask(**kwargs: Any) -> Tensor | None:
     """The mask that transformers asks for, or None where `attend_apart` does without: every query sees all
     positions up to its own. A sliding window that nothing has left yet is such a case.
@@ -150,6 +189,11 @@ def register() -> None:
 def _has_flash(device: torch.device | str) -> bool:
     """Whether `_flash` serves this device. Elsewhere (CUDA) attention runs with a dense mask."""
     return torch.device(device).type == "cpu"
+
+
+def _has_flex(device: torch.device) -> bool:
+    """Whether packs run on FlexAttention. Compiled for a CPU it would work, and take minutes to compile."""
+    return device.type == "cuda"
 
 
 def _flash(

@@ -1,11 +1,16 @@
-"""Run the conditions of a record through a causal language model.
+"""Run the conditions of a record through a causal language model, in one of two ways to the same numbers.
 
-The tree is walked depth first over one key-value cache: a node's tokens are computed once, on the cache of
-the path above it, and the cache is cut back to the branch point before the next child. Tokens that may not
-see a span (masked leave-one-out) run on the same cache and leave that span out. Only the hidden states of
-answer rows are kept; the model's own output head never runs.
+`last_rows`, on a CPU: the tree is walked depth first over one key-value cache. A node's tokens are computed
+once, on the cache of the path above it, and the cache is cut back to the branch point before the next child.
+Tokens that may not see a span (masked leave-one-out) run on the same cache and leave that span out.
+
+`packed_rows`, on a GPU: the tree, which may hold many records, is one packed sequence (`detector.packed`) and
+runs at once.
+
+Only the hidden states of answer rows are kept; the model's own output head never runs.
 """
 
+import importlib.util
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -19,8 +24,10 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from detector.attention import NAME, Hiding, Rows
 from detector.errors import ScorerError
-from detector.prefix_tree import Ids, Node, build_tree
+from detector.packed import EVERYTHING, Pack, Sight
+from detector.prefix_tree import Ids, Node, build_tree, hide
 from detector.probe import Probe, blocks
+from detector.scorers import READABLE
 
 PART_TOKENS = 512
 """How many tokens run through the layers at once on a CPU. What a layer makes of them is what a reading takes
@@ -89,6 +96,91 @@ def last_rows(
     for probe in probes:
         probe.finish(hidden)
     return list(hidden), n_tokens
+
+
+@torch.inference_mode()
+def packed_rows(
+    body: Any, sequences: Sequence[Ids], n_rows: Sequence[int], probes: Sequence[Probe] = ()
+) -> tuple[list[Tensor], int]:
+    """What `last_rows` returns, by one pass over all sequences at once; padding is not counted.
+
+    There is no order in which sequences are run, so none can be left out for what another one shows. Raises
+    ScorerError where a layer would see more than it may.
+    """
+    device = next(body.parameters()).device
+    _check_name(body)
+    pack = Pack.of(build_tree(sequences), device)
+    sight = Sight(pack)
+    places = [pack.places(index, n) for index, n in enumerate(n_rows)]
+    paths = [pack.places(probe.sequence) for probe in probes]
+
+    def see(block: int, query: Tensor, key: Tensor, _mask: Tensor | None, scaling: float) -> None:
+        for probe, path in zip(probes, paths, strict=True):
+            n = n_rows[probe.sequence]
+            mask = _near(len(path), n, sight.windows[block], device)
+            probe.see(block, query[:, path[len(path) - n :]], key[:, path], mask, scaling)
+
+    more: dict[str, Any] = {"see": see} if any(probe.reads_attention for probe in probes) else {}
+    with ExitStack() as stack:
+        for probe in probes:
+            stack.enter_context(probe.watching())
+            probe.enter({index: Rows(0, n) for index, n in enumerate(n_rows)}, places)
+        states = body(
+            input_ids=pack.tokens[None],
+            position_ids=pack.positions[None].long(),
+            # Of four dimensions, so that transformers hands it on as it is instead of making one.
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),
+            use_cache=False,
+            sight=sight,
+            **more,
+        ).last_hidden_state[0]
+    _check_windows(body, sight)
+    hidden = states[torch.cat(places)].split(list(n_rows))
+    for probe in probes:
+        probe.finish(hidden)
+    return list(hidden), pack.n_tokens
+
+
+def can_pack(body: Any) -> bool:
+    """Whether `packed_rows` gives the numbers of `last_rows` for a model, whatever the device.
+
+    It must attend through our interface, and no token may be placed by how long a pack is.
+    """
+    config = body.config
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {kind.get("rope_type") for kind in (rope, *rope.values()) if isinstance(kind, dict)}
+    known = config._attn_implementation == NAME and config.model_type in READABLE
+    return known and not kinds & {"dynamic", "longrope"}
+
+
+@torch.inference_mode()
+def prefers_packs(body: Any) -> bool:
+    """Whether to run packs: on a GPU where FlexAttention can be compiled, as a short trial shows."""
+    weight = next(body.parameters())
+    compiles = _on_cuda(weight) and importlib.util.find_spec("triton") is not None
+    if not (compiles and can_pack(body) and weight.dtype != torch.float64):
+        return False
+    ids = tuple(range(5, 45))
+    sequences, n_rows = [ids, ids[:20] + hide(ids[20:], 3, 9), ids[:9] + ids[30:]], [8] * 3
+    try:
+        packed = torch.cat(packed_rows(body, sequences, n_rows)[0]).float()
+    except (RuntimeError, OSError, ValueError):  # no C compiler, a card that is too old, heads too narrow
+        return False
+    walked = torch.cat(last_rows(body, sequences, n_rows)[0]).float()
+    return bool((packed - walked).norm() < 0.1 * walked.norm())  # 16 bits move it by a hundredth
+
+
+def _on_cuda(weight: Tensor) -> bool:
+    return weight.is_cuda
+
+
+def _near(n_keys: int, n_queries: int, window: int, device: torch.device) -> Tensor | None:
+    """(T, S) mask of the last T of S positions in a layer that slides; None where nothing has slid out."""
+    if n_keys <= window:
+        return None
+    key = torch.arange(n_keys, device=device)
+    back = key[n_keys - n_queries :, None] - key
+    return (back >= 0) & (back < window)
 
 
 def _parts(tree: Node, device: torch.device, wanted: Callable[[int], bool]) -> Iterator[Node]:
@@ -163,6 +255,21 @@ def _check_hidden(body: Any, hiding: Hiding) -> None:
     n_layers = len(blocks(body))
     if len(hiding.layers) != n_layers:
         raise _no_hiding(body, f"{n_layers - len(hiding.layers)} of {n_layers}")
+
+
+def _check_windows(body: Any, sight: Sight) -> None:
+    """That every layer ran on our attention, and slid where the configuration says that it does."""
+    config = body.config
+    slides = bool(getattr(config, "sliding_window", None))
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * len(blocks(body))
+    expected = {layer: slides and kind == "sliding_attention" for layer, kind in enumerate(kinds)}
+    found = {layer: window < EVERYTHING for layer, window in sight.windows.items()}
+    if found != expected:
+        raise ScorerError(
+            f"{type(body).__name__}: {len(found.keys() & expected.keys())} of {len(expected)} layers attend "
+            "through Leadline's interface, or a layer slides where its configuration says otherwise, so its "
+            "records cannot be packed; use another scorer"
+        )
 
 
 def _no_hiding(body: Any, layers: str) -> ScorerError:

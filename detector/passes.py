@@ -1,6 +1,6 @@
-"""Passes: the answers of one walk in, their Traces out.
+"""Passes: the answers of one run through the model in, their Traces out.
 
-What a walk over the conditions leaves behind (last states, probes) is reduced over the vocabulary and put
+What a run over the conditions leaves behind (last states, probes) is reduced over the vocabulary and put
 together, segments of a long answer joined.
 """
 
@@ -14,22 +14,26 @@ import torch
 from torch import Tensor
 
 from detector.errors import DetectorError, RecordRejected, RejectReason
-from detector.forward import last_rows
+from detector.forward import last_rows, packed_rows, prefers_packs
 from detector.lumina import mmd
-from detector.prefix_tree import Ids, hide
+from detector.packed import LEAST_PACK_TOKENS, PACK_TOKENS, Load, fill
+from detector.prefix_tree import Forest, Ids, hide
 from detector.probe import Keep, Probe
 from detector.prompts import Reading, Window
 from detector.sentences import Span
 from detector.trace import Trace
-from detector.vocabulary import Head, Reduction, Tile, reduce_vocabulary
+from detector.vocabulary import Head, Reduction, Tile, kernel_for, out_of_memory, reduce_vocabulary
 from detector.windows import Layout, Segment
 
 
 class Passes:
     """The forward passes of one model.
 
+    They run in packs on a GPU and by a cached walk elsewhere, with the same numbers up to rounding.
+
     Where memory does not hold the vocabulary step, that step alone is done again in smaller tiles
-    (`vocabulary.Tile`); what does not fit then either raises torch's own error.
+    (`vocabulary.Tile`). A pack that does not fit is split in halves, and what does not fit alone is walked;
+    where that does not fit either, torch's own error is raised.
     """
 
     def __init__(self, model: Any, head: Head, dtype: str, jsd_epsilon: float) -> None:
@@ -39,25 +43,113 @@ class Passes:
         self._dtype = dtype
         self._epsilon = jsd_epsilon
         self._tile = Tile()
+        self._packed: bool | None = None
+        self.pack_tokens = PACK_TOKENS
+        """How many tokens a pack may hold: an upper bound that falls where memory does not hold one."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether records run in packs. Found out at first use; may be set."""
+        if self._packed is None:
+            self._packed = prefers_packs(self._body)
+        return self._packed
+
+    @packed.setter
+    def packed(self, packed: bool) -> None:
+        self._packed = packed
 
     def trace(self, reading: Reading, window: Window, keep: Keep, foil: Ids | None = None) -> Trace:
         """One window of one record. `foil`: the prompt with foreign passages, for Keep(foil=True)."""
         read = [
-            self._run([_Pass.of(reading, window, segment, keep, foil)], keep)[0]
+            self._alone([_Pass.of(reading, window, segment, keep, foil)], keep)[0]
             for segment in reading.segments
         ]
         return self._joined_trace(reading, window, read, keep)
 
     def together(self, readings: Sequence[Reading], keep: Keep) -> list[Trace]:
-        """Several answers of one window and one segment each, in one walk. There is no foil for them."""
+        """Several answers of one window and one segment each, in one run. There is no foil for them."""
         passes = [_Pass.of(reading, reading.windows[0], reading.segments[0], keep) for reading in readings]
         return [
             self._joined_trace(reading, reading.windows[0], [one], keep)
-            for reading, one in zip(readings, self._run(passes, keep), strict=True)
+            for reading, one in zip(readings, self._alone(passes, keep), strict=True)
         ]
 
-    def _run(self, passes: Sequence["_Pass"], keep: Keep) -> list["_Read"]:
-        """One walk over the conditions of all passes."""
+    def many(self, readings: Sequence[Reading], keep: Keep) -> list[list[Trace] | RecordRejected]:
+        """Any records, as many in one pack as the budget holds: per record one Trace a window, or why not.
+
+        The loads are a pure function of the records and the budget. A record is never split; one that is over
+        the budget by itself is walked. There is no foil for them.
+        """
+        records = [
+            [
+                _Pass.of(reading, window, segment, keep)
+                for window in reading.windows
+                for segment in reading.segments
+            ]
+            for reading in readings
+        ]
+        found: list[list[Trace] | RecordRejected] = []
+        budget = self.pack_tokens
+        while (start := len(found)) < len(records):
+            sequences = ([s for one in record for s in one.sequences] for record in records[start:])
+            load = fill(sequences, budget, start) if self.packed else Load(start, start + 1, 0, fits=False)
+            passes = [one for record in records[load.start : load.stop] for one in record]
+            read = self._try(passes, keep, packed=load.fits)
+            if read is None and load.fits:
+                budget = self._halve(load.n_tokens)
+                continue
+            budget = self.pack_tokens
+            if read is None:
+                detail = "the device's memory does not hold this record"
+                found.append(RecordRejected(RejectReason.SCORING_FAILED, detail))
+                continue
+            parts = iter(read)
+            for reading in readings[load.start : load.stop]:
+                own = [[next(parts) for _ in reading.segments] for _ in reading.windows]
+                found.append(self._traces(reading, own, keep))
+        return found
+
+    def _traces(
+        self, reading: Reading, read: Sequence[Sequence["_Read"]], keep: Keep
+    ) -> list[Trace] | RecordRejected:
+        try:
+            return [
+                self._joined_trace(reading, window, own, keep)
+                for window, own in zip(reading.windows, read, strict=True)
+            ]
+        except RecordRejected as rejected:
+            return rejected
+
+    def _alone(self, passes: Sequence["_Pass"], keep: Keep) -> list["_Read"]:
+        """The passes in one run: a pack where they fit one, else the walk."""
+        if self.packed:
+            load = fill([[s for one in passes for s in one.sequences]], self.pack_tokens)
+            read = self._try(passes, keep, packed=True) if load.fits else None
+            if read is not None:
+                return read
+            if load.fits:
+                self._halve(load.n_tokens)
+        return self._run(passes, keep, packed=False)
+
+    def _try(self, passes: Sequence["_Pass"], keep: Keep, *, packed: bool) -> list["_Read"] | None:
+        """All in one pack, or each walked; None where memory does not hold it."""
+        try:
+            if packed:
+                return self._run(passes, keep, packed=True)
+            return [self._run([one], keep, packed=False)[0] for one in passes]
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+        torch.cuda.empty_cache()  # out here, where the traceback no longer keeps the failed run's tensors
+        return None
+
+    def _halve(self, n_tokens: int) -> int:
+        """The budget for another try of a load of so many tokens that memory did not hold."""
+        self.pack_tokens = max(LEAST_PACK_TOKENS, min(self.pack_tokens, n_tokens // 2))
+        return n_tokens // 2
+
+    def _run(self, passes: Sequence["_Pass"], keep: Keep, *, packed: bool) -> list["_Read"]:
+        """One run over the conditions of all passes."""
         sequences = [sequence for one in passes for sequence in one.sequences]
         n_rows = [len(one.scored) + keep.own_rows for one in passes for _ in one.sequences]
         firsts = np.cumsum([0, *(len(one.sequences) for one in passes)]).tolist()
@@ -70,7 +162,17 @@ class Passes:
         def wanted(sequence: int) -> bool:
             return all(probe.wants(sequence) for probe in probes)
 
-        hidden, n_tokens = last_rows(self._body, sequences, n_rows, probes, wanted)
+        if packed:
+            # What a walk would leave out has run here too. It is left out of the numbers all the same.
+            hidden, n_tokens = packed_rows(self._body, sequences, n_rows, probes)
+            forest = Forest()
+            n_own = [forest.add(one.sequences) for one in passes]
+            if sum(n_own) != n_tokens:
+                raise AssertionError(f"a plan of {sum(n_own)} tokens ran as {n_tokens}")
+        else:
+            hidden, n_tokens = last_rows(self._body, sequences, n_rows, probes, wanted)
+            # What several answers share is counted once, for the first of them.
+            n_own = [n_tokens] + [0] * (len(passes) - 1)
         read = []
         for index, (one, first) in enumerate(zip(passes, firsts, strict=False)):
             run = [i for i in range(len(one.sequences)) if wanted(first + i)]
@@ -78,14 +180,14 @@ class Passes:
             targets = torch.tensor(one.scored, device=rows.device)
             with torch.inference_mode():
                 kept = rows[: len(rows) - one.foil]
-                reduce = partial(reduce_vocabulary, kept, targets, self._head, epsilon=self._epsilon)
+                kernel = kernel_for(self._head.weight, self._epsilon)
+                step = kernel or partial(reduce_vocabulary, epsilon=self._epsilon)
+                reduce = partial(step, kept, targets, self._head)
                 part = _spread(self._tile.fit(reduce), run, len(one.sequences) - one.foil)
                 compare = partial(mmd, rows[0], rows[-1], self._head, self._embeddings)
                 moved = self._tile.fit(compare) if one.foil else None
             skipped = frozenset(range(len(one.sequences))) - set(run)
-            # What several answers share is counted once, for the first of them.
-            n_own = 0 if index else n_tokens
-            read.append(_Read(part, probes[index] if probes else None, moved, n_own, skipped))
+            read.append(_Read(part, probes[index] if probes else None, moved, n_own[index], skipped))
         return read
 
     def _joined_trace(self, reading: Reading, window: Window, read: Sequence["_Read"], keep: Keep) -> Trace:

@@ -7,8 +7,10 @@ Where a piece is hidden instead of removed, a token carries the span that its ro
 then another token than the same one with everything in sight, and the tree needs to know nothing more.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import ne
 
 Ids = tuple[int, ...]
 """Token ids, each below 2^32, or with the span that is hidden from its row above them (`hide`)."""
@@ -68,11 +70,37 @@ def build_tree(sequences: Sequence[Ids]) -> Node:
     return _node(sequences, tuple(range(len(sequences))), 0)
 
 
+class Forest:
+    """How many tokens a tree of these sequences would hold, without making it; sequences may be added."""
+
+    def __init__(self) -> None:
+        self.n_tokens = 0
+        self._sorted: list[Ids] = []
+
+    def add(self, sequences: Sequence[Ids]) -> int:
+        """Add sequences, and return how many tokens more the tree holds with them."""
+        before = self.n_tokens
+        for ids in sequences:
+            # Nothing in the tree shares more with a sequence than its neighbours in dictionary order do.
+            at = bisect_left(self._sorted, ids)
+            self.n_tokens += len(ids) - max(
+                (_n_shared(ids, other) for other in self._sorted[max(0, at - 1) : at + 1]), default=0
+            )
+            self._sorted.insert(at, ids)
+        return self.n_tokens - before
+
+
+def _n_shared(one: Ids, other: Ids) -> int:
+    """How many tokens two sequences have in common from the start."""
+    differ = map(ne, one, other)
+    return next((at for at, differs in enumerate(differ) if differs), min(len(one), len(other)))
+
+
 def _node(sequences: Sequence[Ids], members: tuple[int, ...], start: int) -> Node:
     # What the smallest and the largest share in dictionary order, everything between them shares too.
     low = min(sequences[i] for i in members)
     high = max(sequences[i] for i in members)
-    stop = next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
+    stop = _n_shared(low, high)
     code = low[start] >> _BITS if start < stop else 0
     stop = next((at for at in range(start, stop) if low[at] >> _BITS != code), stop)
     hidden = (code & _LOW, code >> _BITS) if code else None

@@ -108,6 +108,7 @@ class Probe:
         self._first = first_sequence
         self._sequences = {first_sequence: FULL, first_sequence + 1: NONE}
         self._rows: dict[int, Rows] = {}
+        self._places: dict[int, Tensor | slice] = {}
         self._shares: dict[int, list[Shares]] = {}
         self._alphas: dict[int, list[Tensor]] = {}
         self._states: dict[tuple[int, int], list[Tensor]] = {}
@@ -130,9 +131,26 @@ class Probe:
             for handle in handles:
                 handle.remove()
 
-    def enter(self, rows: dict[int, Rows]) -> None:
-        """Say which of the queries of the next node are answer rows, per sequence."""
+    @property
+    def sequence(self) -> int:
+        """Which sequence of the walk is the full condition, whose attention is read."""
+        return self._first
+
+    @property
+    def reads_attention(self) -> bool:
+        """Whether `see` has anything to do."""
+        return self.keep.shares or self.keep.carried
+
+    def enter(self, rows: dict[int, Rows], places: Sequence[Tensor] | None = None) -> None:
+        """Say which of the queries of the next node are answer rows, per sequence; and where they stand in
+        what the blocks put out, per sequence, where that is elsewhere (in a pack).
+        """
         self._rows = {self._sequences[s]: r for s, r in rows.items() if s in self._sequences}
+        self._places = {
+            condition: slice(rows[s].start, rows[s].stop) if places is None else places[s]
+            for s, condition in self._sequences.items()
+            if s in rows
+        }
 
     def see(self, block: int, query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> None:
         """One layer's attention operands (see `attention.attend`)."""
@@ -156,7 +174,7 @@ class Probe:
         if last in self.keep.layers:
             for sequence, condition in self._sequences.items():
                 self._states[last, condition] = [hidden[sequence]]
-        if (self.keep.shares or self.keep.carried) and len(self._seen) != len(self._blocks):
+        if self.reads_attention and len(self._seen) != len(self._blocks):
             raise ScorerError(
                 f"{type(self._blocks[0]).__name__}: {len(self._blocks) - len(self._seen)} of "
                 f"{len(self._blocks)} layers do not run on transformers' scaled-dot-product interface, so "
@@ -217,9 +235,9 @@ class Probe:
 
     def _keep_states(self, layer: int, output: Any) -> None:
         states = output[0] if isinstance(output, tuple) else output
-        for condition, rows in self._rows.items():
+        for condition, place in self._places.items():
             # A copy: a view would keep every position of the node alive.
-            kept = states[0, rows.start : rows.stop].clone()
+            kept = states[0, place].clone()
             self._states.setdefault((layer, condition), []).append(kept)
 
 

@@ -162,6 +162,36 @@ class Scorer:
             for record, reading, trace in zip(records, readings, traces, strict=True)
         ]
 
+    def trace_many(
+        self,
+        records: Sequence[Record],
+        keep: Keep = Keep(),  # noqa: B008
+    ) -> list[tuple[Reading, tuple[Trace, ...]] | RecordRejected]:
+        """The same for any records, as many at once as a pack holds (`packed`); a RecordRejected in the place
+        of one that cannot be read or measured.
+
+        A trace differs from that of its record alone only by the rounding of sums. What several records share
+        is counted (`n_computed_tokens`) for the first of them that was in the pack.
+        """
+        readings: list[Reading | RecordRejected] = []
+        for record in records:
+            try:
+                readings.append(self._read(record))
+            except RecordRejected as rejected:
+                readings.append(rejected)
+        found = iter(self._passes.many([one for one in readings if isinstance(one, Reading)], keep))
+        out: list[tuple[Reading, tuple[Trace, ...]] | RecordRejected] = []
+        for record, reading in zip(records, readings, strict=True):
+            if isinstance(reading, RecordRejected):
+                out.append(reading)
+                continue
+            traces = next(found)
+            if isinstance(traces, RecordRejected):
+                out.append(traces)
+            else:
+                out.append((reading, tuple(_with_words(record, trace, keep) for trace in traces)))
+        return out
+
     def can_read(self, record: Record) -> bool:
         """Whether `trace` and `measure` would take the record; no forward pass."""
         try:
@@ -187,6 +217,45 @@ class Scorer:
         pieces that get less than this share of the attention (`probe.Keep`). Raises RecordRejected, and
         ProfileError for a bundle that needs exact leave-one-out of every piece.
         """
+        keep = self._keep(leave_one_out, masked, least_share)
+        return self._measured(record, *self.trace(record, keep), min_answer_tokens)
+
+    def measure_many(
+        self,
+        records: Sequence[Record],
+        *,
+        leave_one_out: bool = True,
+        masked: bool = False,
+        least_share: float = 0.0,
+        min_answer_tokens: int = 1,
+    ) -> list[Measurement | RecordRejected]:
+        """The same for many records, as many at once as a pack holds (`packed`); a RecordRejected in the
+        place of one that cannot be measured. Raises ProfileError.
+        """
+        keep = self._keep(leave_one_out, masked, least_share)
+        out: list[Measurement | RecordRejected] = []
+        for record, found in zip(records, self.trace_many(records, keep), strict=True):
+            try:
+                if isinstance(found, RecordRejected):
+                    raise found
+                out.append(self._measured(record, *found, min_answer_tokens))
+            except RecordRejected as rejected:
+                out.append(rejected)
+        return out
+
+    @property
+    def packed(self) -> bool:
+        """Whether records run in packs, as they do on a GPU that can; elsewhere they are walked one by one.
+
+        May be set, for tests and comparisons: the numbers are the same.
+        """
+        return self._passes.packed
+
+    @packed.setter
+    def packed(self, packed: bool) -> None:
+        self._passes.packed = packed
+
+    def _keep(self, leave_one_out: bool, masked: bool, least_share: float) -> Keep:
         judge = self._judge
         if judge is not None and judge.keep.leave_one_out and not leave_one_out:
             raise ProfileError("the bundle reads leave-one-out passes, which are off (loo)")
@@ -194,18 +263,21 @@ class Scorer:
             raise ProfileError("the bundle was fitted on exact leave-one-out passes, not masked ones (loo)")
         if judge is not None and judge.keep.leave_one_out and least_share:
             raise ProfileError("the bundle reads every leave-one-out pass, and some are saved (least_share)")
-        keep = audit_keep(
+        return audit_keep(
             None if judge is None else judge.keep,
             leave_one_out=leave_one_out,
             masked=masked,
             least_share=least_share,
             reads_attention=self.reads_attention,
         )
-        reading, traces = self.trace(record, keep)
+
+    def _measured(
+        self, record: Record, reading: Reading, traces: tuple[Trace, ...], min_answer_tokens: int
+    ) -> Measurement:
         if len(reading.answer_ids) < min_answer_tokens:
             detail = f"{len(reading.answer_ids)} tokens, {min_answer_tokens} needed"
             raise RecordRejected(RejectReason.ANSWER_TOO_SHORT, detail)
-        return measure(reading, record.answer, traces, len(record.passages), judge)
+        return measure(reading, record.answer, traces, len(record.passages), self._judge)
 
     def audit(
         self, record: Record, reference: Reference | None = None, *, method: str | None = None

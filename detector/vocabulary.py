@@ -9,6 +9,7 @@ in the divergence of two nearly equal distributions.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TypeVar
 
 import torch
@@ -22,6 +23,13 @@ LEAST_BLOCK_BYTES = 1 << 20
 
 LIVE_TENSORS = 5
 """How many tensors of a tile's size are alive at once where the divergence is summed."""
+
+KERNEL = False
+"""Whether the Triton kernel (`vocabulary_kernel`) reduces where it can: see `kernel_for`.
+
+Off until it has been shown right and faster on a GPU (`python -m jobs.bench_kernel` there). So far it has
+been run in Triton's interpreter on a CPU, and compiled for GPUs but not run on one.
+"""
 
 _CACHE_BYTES = 2 << 20  # element-wise work on a CPU goes through sub-blocks that stay in the cache
 
@@ -117,6 +125,20 @@ class Tile:
             size //= 2  # out here, where the traceback no longer keeps the tensors of the failed step
         self.block_bytes = size
         return found
+
+
+def kernel_for(weight: Tensor, epsilon: float) -> Callable[..., Reduction] | None:
+    """What reduces this head's weights instead of `reduce_vocabulary`, with its arguments but `epsilon`.
+
+    The kernel, where KERNEL is set, the weights are on a CUDA device in float32 or less, triton is there and
+    `epsilon` is 0 (the form that reproduces another package's numbers is the reference's alone). Else None.
+    """
+    dtypes = (torch.float16, torch.bfloat16, torch.float32)
+    if not KERNEL or not weight.is_cuda or weight.dtype not in dtypes or epsilon or not find_spec("triton"):
+        return None
+    from detector.vocabulary_kernel import reduce_on_chip
+
+    return reduce_on_chip
 
 
 def reduce_vocabulary(

@@ -22,6 +22,7 @@ from jobs.commit import (
     check_measured,
     check_resumable,
     create_run,
+    find_run,
     finish,
     read_markers,
     read_run,
@@ -30,8 +31,10 @@ from jobs.commit import (
     sweep,
 )
 from jobs.config import Config
-from jobs.dispatch import Dispatch, Progress, first_line
+from jobs.dispatch import Dispatch, Progress
 from jobs.errors import JobError
+from jobs.fleet import first_line
+from jobs.lease import hold
 from jobs.storage import Storage, join, mask
 
 log = logging.getLogger("leadline")
@@ -86,14 +89,16 @@ def audit(
     `identify` and `load` name the scorer here and make it in a worker; they default to the real one.
 
     Raises ConfigError, ScorerError or ProfileError (a bundle of another scorer, say) before any log is read;
-    JobError when the run cannot
-    be completed now. Whatever was measured until then is kept, and the same call goes on from there.
+    JobError when the run cannot be completed now, or another driver is at work in `out`. Whatever was
+    measured until then is kept, and the same call goes on from there.
     """
     from jobs.bundles import find_bundle, remember
     from jobs.listing import InputFile, cut, freeze
+    from jobs.redaction import load_redaction
     from jobs.threshold import check_origin, load_reference, operating_point, reads_attention
 
     storage, out = Storage(config.storage), absolute(out)
+    load_redaction(config.redact)  # workers and judge do, later
     reference = load_reference(profile, storage) if profile else None
     scorer = (identify or identify_scorer)(config)
     bundle = find_bundle(config, scorer, storage)
@@ -108,25 +113,30 @@ def audit(
         success = read_success(storage, out)
         if success is not None and success["judged_by"] == _judged_by(config, reference):
             return _result(out, run, success, n_units_measured=0)
-        markers = read_markers(storage, out)
-        units = None
     else:
         files = freeze(logs, storage, config.read)
         units = list(cut(files, storage, config.read))
-        run = create_run(storage, out, logs, config, scorer, [asdict(file) for file in files], len(units))
-        markers = {}
-    if reference is not None:
-        check_origin(reference, run)  # the judge does too, hours later
-    n_missing = run.n_units - len(markers)
-    if n_missing:
-        if units is None:
-            check_resumable(out, run, freeze(logs, storage, config.read))
-            units = list(cut([InputFile(**file) for file in run.files], storage, config.read))
-        missing = [unit for unit in units if unit.unit_id not in markers]
-        log.info("%d units to measure; starting Ray and loading the scorer", len(missing))
-        with _ray(config):
-            Dispatch(storage, out, run, config, load, on_progress, markers).measure(missing)
-    success = _conclude(storage, out, run, config, reference)
+    with hold(storage, out) as storage:
+        if find_run(storage, out) != run:
+            raise JobError(f"{mask(out)}: another driver began a run here just now; run the command again")
+        if run is None:
+            run = create_run(storage, out, logs, config, scorer, [asdict(file) for file in files], len(units))
+            markers = {}
+        else:
+            markers = read_markers(storage, out)
+            units = None
+        if reference is not None:
+            check_origin(reference, run)  # the judge does too, hours later
+        n_missing = run.n_units - len(markers)
+        if n_missing:
+            if units is None:
+                check_resumable(out, run, freeze(logs, storage, config.read))
+                units = list(cut([InputFile(**file) for file in run.files], storage, config.read))
+            missing = [unit for unit in units if unit.unit_id not in markers]
+            log.info("%d units to measure; starting Ray and loading the scorer", len(missing))
+            with _ray(config):
+                Dispatch(storage, out, run, config, load, on_progress, markers).measure(missing)
+        success = _conclude(storage, out, run, config, reference)
     return _result(out, run, success, n_missing)
 
 
@@ -134,7 +144,7 @@ def rejudge(out: str, config: Config, profile: str | None = None) -> AuditResult
     """Judge, summarise and report a measured run again, with the judge settings of `config`. Loads no model.
 
     Raises ConfigError where `out` holds no run or `config` would have measured it otherwise, JobError where
-    its measuring is not complete.
+    its measuring is not complete or another driver is at work.
     """
     from jobs.threshold import load_reference, resolve
 
@@ -143,7 +153,8 @@ def rejudge(out: str, config: Config, profile: str | None = None) -> AuditResult
     run = read_run(storage, out)
     config = resolve(config, run)
     check_measured(out, run, config)
-    success = _conclude(storage, out, run, config, reference)
+    with hold(storage, out) as storage:
+        success = _conclude(storage, out, run, config, reference)
     return _result(out, run, success, n_units_measured=0)
 
 

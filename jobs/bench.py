@@ -84,20 +84,20 @@ def _show_case(case: dict[str, Any], repeats: int) -> None:
         "", "s/answer", "min", "max", "answers/s", "tokens/s", "tokens", "of floor", "FLOP use",
         "extra peak", "off exact",
     )  # fmt: skip
-    _table(title, columns, [_contender(row) for row in case["contenders"]])
+    show_table(title, columns, [_contender(row) for row in case["contenders"]])
     if case["out_of_memory"]:
         print(f"out of memory, so not measured: {', '.join(case['out_of_memory'])}")
     modes = {row["name"]: row["shares"] for row in case["contenders"] if "shares" in row}
     parts = dict.fromkeys(part for shares in modes.values() for part in shares)
     shares = [[name, *(f"{found[part]:.1%}" for part in parts)] for name, found in modes.items()]
-    _table("Share of time, one answer", ("", *parts), shares)
+    show_table("Share of time, one answer", ("", *parts), shares)
     if case["ratios"]:
         rows = [
             [f"{r['mode']} against {r['peer']}", *_spread(r["time"], "x"), _times(r["memory"])]
             for r in case["ratios"]
         ]
         columns = ("", "times as fast", "min", "max", "times less extra peak")
-        _table("Ratios, round by round", columns, rows)
+        show_table("Ratios, round by round", columns, rows)
     noise = case["noise_floor_nats"]
     print(
         f"noise floor: {noise['logprob']:.1e} nats of a log-probability, {noise['jsd']:.1e} nats of a "
@@ -135,7 +135,7 @@ def _show_growth(growth: dict[str, Any]) -> None:
         for mode in growth["modes"]
         for row in mode["sizes"]
     ]
-    _table(f"Growth with {axis} at {fixed}", ("", axis, "s/answer", "min", "max", "tokens/answer"), rows)
+    show_table(f"Growth with {axis} at {fixed}", ("", axis, "s/answer", "min", "max", "tokens/answer"), rows)
     for mode in growth["modes"]:
         if line := mode["line"]:
             print(
@@ -144,7 +144,8 @@ def _show_growth(growth: dict[str, Any]) -> None:
             )
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; plain text where rich is missing."""
     try:
         from rich.box import SIMPLE_HEAD
         from rich.console import Console

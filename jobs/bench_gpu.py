@@ -1,20 +1,30 @@
 """The suite for a GPU: models of random weights in the shapes of Qwen2.5, made where they are measured.
 
+A GPU runs records in packs. Beside the usual comparison each case tells what one answer and several answers
+take in packs and by the cached walk, and how far apart the numbers are.
+
 Time and memory do not depend on what the weights say. Nothing is fetched: the tokenizer is a list of words,
 so a machine with torch, transformers and numpy is enough.
 """
 
 import importlib.util
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from jobs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from detector.record import Record
+    from detector.scorer import Scorer
 
 SHAPES: dict[str, dict[str, int]] = {
     "qwen2.5-0.5b": {
@@ -34,7 +44,7 @@ SHAPES: dict[str, dict[str, int]] = {
         "vocab_size": 151_936,
     },
     "tiny": {
-        "hidden_size": 32,
+        "hidden_size": 64,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
@@ -48,6 +58,7 @@ QWEN = ("qwen2.5-0.5b", "qwen2.5-1.5b")
 
 _CONTEXTS, _PASSAGES, _ANSWER = (700, 4000, 8000), (5, 20), 200
 _WINDOW = 32_768
+_TOGETHER = 4  # answers in one pack, budget permitting
 
 
 def run_suite(models: Sequence[str], repeats: int, json_file: str | None, say: Callable[[str], None]) -> None:
@@ -77,10 +88,101 @@ def run_suite(models: Sequence[str], repeats: int, json_file: str | None, say: C
                 ask = Ask((shape,), MODES, (package, "padded", "separate"), 1, repeats, memory=not tiny)
                 found = bench(ask, spec, scorer, [generated(shape, 1, scorer)], say)
                 found["scorer"]["name"] = f"{name}, random weights"
+                records = generated(shape, 2 if tiny else _TOGETHER, scorer).records
+                found["executors"] = compare_executors(scorer, records, repeats, say)
                 show(found)
+                _show_executors(found["executors"])
                 runs.append(found)
                 if json_file is not None:
                     write(runs, json_file)
+
+
+def compare_executors(
+    scorer: "Scorer", records: Sequence["Record"], repeats: int, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Per leave-one-out mode: seconds per answer in packs of many, of one, and walked, in turns; the largest
+    differences from the walk in nats; and the extra peak bytes of a GPU. The scorer is left as it was.
+    """
+    from detector.errors import RecordRejected
+    from jobs.bench_meters import time_rounds
+    from jobs.bench_peers import MODES, keep_of
+
+    device, usual, rows = scorer.model.device, scorer.packed, []
+    traces: dict[str, list[Any]] = {}
+
+    def read(name: str, loo: str) -> None:
+        scorer.packed, keep = name != "walk", keep_of(loo)
+        if name == "packs of many":
+            found = scorer.trace_many(records, keep)
+            rejected = next((one for one in found if isinstance(one, RecordRejected)), None)
+            if rejected is not None:
+                raise rejected
+            traces[name] = [one[1][0] for one in found if not isinstance(one, RecordRejected)]
+        else:
+            traces[name] = [scorer.trace(record, keep)[1][0] for record in records]
+
+    try:
+        for loo in MODES:
+            tasks = {name: partial(read, name, loo) for name in ("walk", "packs of one", "packs of many")}
+            peaks = {name: _peak_bytes(task, device) for name, task in tasks.items()}  # compiles, too
+            seconds = time_rounds(tasks, repeats, device, lambda text, loo=loo: say(f"{loo}, {text}"))
+            rows += [
+                {
+                    "mode": loo,
+                    "executor": name,
+                    "n_answers": len(records),
+                    "seconds_per_answer": statistics.median(seconds[name]) / len(records),
+                    "computed_tokens": sum(trace.n_computed_tokens for trace in traces[name]),
+                    "extra_peak_bytes": peaks[name],
+                    "off_walk_nats": _furthest(traces[name], traces["walk"]),
+                }
+                for name in tasks
+            ]
+    finally:
+        scorer.packed = usual
+    return rows
+
+
+def _peak_bytes(task: Callable[[], object], device: torch.device) -> int | None:
+    """Of a second run: the first one compiles."""
+    task()
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    task()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _furthest(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
+    names = ("logprob", "logprob_no_context", "jsd_no_context", "logprob_without", "jsd_without")
+    pairs = [
+        (getattr(one, name), getattr(other, name))
+        for one, other in zip(ours, theirs, strict=True)
+        for name in names
+    ]
+    return max(float(np.abs(a - b).max(initial=0.0)) for a, b in pairs if a is not None)
+
+
+def _show_executors(rows: Sequence[dict[str, Any]]) -> None:
+    from jobs.bench import show_table
+
+    columns = ("", "", "s/answer", "answers/s", "tokens", "extra peak", "off walk")
+    cells = [
+        [
+            row["mode"],
+            row["executor"],
+            f"{row['seconds_per_answer']:.3g}",
+            f"{1 / row['seconds_per_answer']:.3g}",
+            f"{row['computed_tokens']:,}",
+            "" if row["extra_peak_bytes"] is None else f"{row['extra_peak_bytes'] / 2**20:,.0f} MiB",
+            f"{row['off_walk_nats']:.0e} nats",
+        ]
+        for row in rows
+    ]
+    show_table(f"Packs against the cached walk, {rows[0]['n_answers']} answers", columns, cells)
 
 
 def write_random_scorer(folder: Path, name: str) -> Path:

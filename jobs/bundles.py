@@ -39,7 +39,7 @@ def find_bundle(config: Config, scorer: dict[str, Any], storage: Storage) -> "Bu
             f"setting bundle: {config.bundle_digest} is asked for, there is {found or 'none'}; "
             "put the other one back, or leave the # out"
         )
-    if bundle is not None and bundle.card.keep.leave_one_out and config.loo != "exact":
+    if bundle is not None and bundle.card.keep.leave_one_out and config.loo in ("masked", "off"):
         if config.bundle_place == "auto":
             return None
         what = "leaves out what this bundle reads" if config.loo == "off" else "is not what it was fitted on"

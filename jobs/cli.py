@@ -19,10 +19,12 @@ from jobs.bench_options import BenchOptions
 from jobs.console import guard, print_verdict, watch
 from jobs.options import (
     AuditOptions,
+    DatedOptions,
     JudgeOptions,
     LabelledOptions,
     Options,
-    ReadOptions,
+    PlanOptions,
+    expand_days,
     settings,
     settings_of_run,
 )
@@ -74,7 +76,7 @@ def command(body: Callable[..., int]) -> Callable[..., int]:
 
     def run(**given: Any) -> None:
         chosen = group(**{option.name: given.pop(option.name) for option in options})
-        raise typer.Exit(guard(lambda: body(**given, options=chosen), chosen.debug))
+        raise typer.Exit(guard(lambda: body(**expand_days(given, chosen, _say)), chosen.debug))
 
     run.__signature__ = inspect.Signature(own + options)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in own + options}
@@ -108,17 +110,19 @@ def audit(logs: Logs, out: Out, options: AuditOptions) -> int:
 
 
 @command
-def plan(logs: Logs, options: ReadOptions, output_format: Format = OutputFormat.TABLE) -> int:
-    """Show how LOGS would be read: formats, fields, records, rejects, units. Writes nothing."""
+def plan(logs: Logs, options: PlanOptions, output_format: Format = OutputFormat.TABLE) -> int:
+    """Show how LOGS would be read, and what that would take. Takes the options of audit; writes nothing."""
+    from jobs.estimate import Prices
     from jobs.plan import make_plan
 
-    found = make_plan(logs, settings(options))
+    prices = Prices(options.tokens_per_second, options.bench, options.price_per_hour, options.against)
+    found = make_plan(logs, settings(options), prices)
     print(found.to_json() if output_format is OutputFormat.JSON else found.to_text())
     return 0
 
 
 @command
-def status(out: Run, options: Options, output_format: Format = OutputFormat.TABLE) -> int:
+def status(out: Run, options: DatedOptions, output_format: Format = OutputFormat.TABLE) -> int:
     """Tell how far the run in OUT is, during it and after it. Reads OUT alone."""
     from jobs.status import read_status
 
@@ -137,13 +141,15 @@ def judge(out: Run, options: JudgeOptions) -> int:
 
 
 @command
-def report(out: Run, options: Options) -> int:
+def report(out: Run, options: DatedOptions) -> int:
     """Write the page of a finished run again."""
+    from jobs.lease import hold
     from jobs.report import write_report
     from jobs.storage import Storage
 
     config = settings_of_run(out, options)
-    print(write_report(out, Storage(config.storage), config))
+    with hold(Storage(config.storage), out) as storage:
+        print(write_report(out, storage, config))
     return 0
 
 
@@ -154,7 +160,7 @@ def submit(
     options: AuditOptions,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the log and exit as the job does.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the job's command, contact nobody.")
+        bool, typer.Option("--dry-run", help="Print the request as JSON, contact nobody.")
     ] = False,
     working_dir: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Run this code, uploaded, not the nodes' package.")
@@ -169,7 +175,7 @@ def submit(
     _refuse_overlap(logs, out)
     submission = describe(logs, out, config, profile=options.profile, working_dir=working_dir)
     if dry_run:
-        print(submission.entrypoint)
+        print(submission.to_json())
         return 0
     address = config.workers.address
     if address is None:
@@ -279,7 +285,7 @@ def _audit(logs: list[str], out: str, config: "Config", profile: str | None) -> 
     from jobs.audit import audit
 
     _refuse_overlap(logs, out)
-    with watch() as on_progress:
+    with watch(config.log_format) as on_progress:
         result = audit(logs, out, config, profile=profile, on_progress=on_progress)
     return print_verdict(result, config, profile)
 

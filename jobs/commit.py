@@ -1,13 +1,16 @@
 """The durability protocol, in one place: what is written to OUT, in which order, and what that proves.
 
+    lease/<n>.json        while a driver runs (`jobs.lease`): a second one is refused
     run.json              first: frozen listing, settings, scorer: what a resumed run must share
     measurements/...      parts, named by their content: two attempts at a unit cannot overwrite each other
-    units/<unit>.json     the marker, after the unit's parts. A unit with a marker is never measured again
+    units/<unit>.json     the marker, after the unit's parts and only if there is none. A unit with a marker
+                          is never measured again; of two attempts the first marker counts, and its parts
     progress.json         while measuring: for `leadline status`, rewritten every half minute, gone at the end
     _SUCCESS              last, with totals that were recounted from the parts
 
 A process may die between any two of these. What it leaves is a part without a marker, which no reader of
-markers sees and `sweep` deletes.
+markers sees and `sweep` deletes. Where a store cannot put only if absent, two attempts may both take theirs
+for the first; the one whose marker is read at the end counts then, and its parts are all there, too.
 """
 
 import json
@@ -23,6 +26,7 @@ from typing import Any, Protocol
 
 from jobs.config import Config, fingerprint
 from jobs.errors import ConfigError, JobError
+from jobs.lease import LEASE
 from jobs.storage import Storage, join, mask
 
 RUN = "run.json"
@@ -36,7 +40,7 @@ Marker = dict[str, Any]
 """One unit's marker: unit_id, parts, n_read, n_audited, n_rejected, rejects (reason -> count), n_tokens,
 seconds, attempt, dtype."""
 
-_PARTIAL = re.compile(r"\..+\.partial")
+_PARTIAL = re.compile(r"\.(.+)\.[^.]+\.partial")  # of which file: `Storage.write`
 _READERS = 16  # small objects fetched at once: a marker is one round trip
 
 
@@ -181,16 +185,21 @@ def marker_url(out: str, unit_id: str) -> str:
     return join(out, UNITS, f"{unit_id}.json")
 
 
-def write_marker(storage: Storage, out: str, marker: Marker) -> None:
-    """Declare a unit done. Only after all its parts are written."""
-    _write_json(storage, marker_url(out, marker["unit_id"]), marker)
+def write_marker(storage: Storage, out: str, marker: Marker) -> Marker:
+    """Declare a unit done, only after all its parts are written. Returns the marker that stands in OUT.
+
+    That is another's where another attempt was faster: two workers at one unit count once.
+    """
+    url = marker_url(out, marker["unit_id"])
+    return marker if storage.create(url, _encode(marker)) else json.loads(storage.read(url))
 
 
 def read_markers(storage: Storage, out: str) -> dict[str, Marker]:
     """Every marker by unit id, from one listing. A half-written marker does not exist: puts are whole."""
-    urls = [found.url for found in storage.list(join(out, UNITS)) if found.url.endswith(".json")]
+    listed = [found for found in storage.list(join(out, UNITS)) if found.url.endswith(".json")]
     with ThreadPoolExecutor(_READERS) as readers:
-        markers = [json.loads(data) for data in readers.map(storage.read, urls)]
+        read = readers.map(lambda found: storage.read(found.url, found.size), listed)
+        markers = [json.loads(data) for data in read]
     return {marker["unit_id"]: marker for marker in sorted(markers, key=lambda marker: marker["unit_id"])}
 
 
@@ -211,11 +220,17 @@ def sweep(storage: Storage, out: str, markers: Iterable[Marker]) -> int:
     """Delete what killed attempts left: parts that no marker names, half-written local files. Counts them."""
     named = {part["url_suffix"] for marker in markers for part in marker["parts"]}
     orphans = []
-    for found in storage.list(out):
+    listed = list(storage.list(out))
+    present = {found.url for found in listed}
+    for found in listed:
         *_, top, kind, date, name = ["", "", "", *found.url.split("/")]
         # The list of duplicates is the judge's: it is made after the units, and the judge keeps it clean.
         measured = top == MEASUREMENTS and name.endswith(".parquet") and not name.startswith("duplicates-")
-        if (measured and "/".join((top, kind, date, name)) not in named) or _PARTIAL.fullmatch(name):
+        partial = _PARTIAL.fullmatch(name)
+        # This driver's lease may be written anew right now.
+        if partial and date == LEASE and found.url.replace(name, partial[1]) in present:
+            continue
+        if (measured and "/".join((top, kind, date, name)) not in named) or partial:
             orphans.append(found.url)
     for url in orphans:
         storage.delete(url)
@@ -285,8 +300,9 @@ def _refuse_differences(out: str, then: dict[str, Any], now: dict[str, Any]) -> 
 
 def _holds_anything(storage: Storage, out: str) -> bool:
     try:
-        return next(storage.list(out), None) is not None
-    except FileNotFoundError:  # a bucket that does not exist is told by the first write
+        # A driver that died before it wrote run.json leaves its lease.
+        return any(LEASE not in found.url.split("/")[-2:] for found in storage.list(out))
+    except FileNotFoundError:
         return False
 
 
@@ -316,5 +332,9 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def _encode(tree: Any) -> bytes:
+    return (json.dumps(tree, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
 def _write_json(storage: Storage, url: str, tree: Any) -> None:
-    storage.write(url, (json.dumps(tree, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
+    storage.write(url, _encode(tree))

@@ -4,10 +4,10 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from jobs.errors import ConfigError
 
@@ -16,6 +16,19 @@ _PINNED = re.compile(r"#([0-9a-f]{12})$")
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _words(cls, tree: Any) -> Any:
+        """YAML takes a bare `off` or `on` for a boolean: it is a word again where words are asked for."""
+        if not isinstance(tree, dict):
+            return tree
+        words = {True: "on", False: "off"}
+        choices = {name: get_args(field.annotation) for name, field in cls.model_fields.items()}
+        return {
+            key: words[value] if isinstance(value, bool) and words[value] in choices.get(key, ()) else value
+            for key, value in tree.items()
+        }
 
 
 class ScorerConfig(_Section):
@@ -77,6 +90,8 @@ class WorkersConfig(_Section):
     count: int | None = Field(default=None, ge=1)  # None: one per GPU, else one per CPU core
     cpus_per_worker: int = Field(default=1, ge=1)  # also the torch threads: numbers depend on them
     max_attempts: int = Field(default=3, ge=1)  # tries per unit before it counts as failed
+    # A worker that finishes no row for so long hangs and is replaced; a row that does it twice is a reject.
+    stall_seconds: float = Field(default=7200.0, gt=0)
     address: str | None = None  # Ray cluster to join; None: a local one
 
 
@@ -93,7 +108,8 @@ class Config(_Section):
     scorer: ScorerConfig = ScorerConfig()
     # How a record becomes a prompt.
     profile: Literal["plain", "chat", "refind", "gasp-v1", "gasp-v2"] = "plain"
-    loo: Literal["exact", "masked", "off"] = "exact"  # each piece removed, hidden from the answer, or neither
+    # Each piece removed, hidden from the answer, or neither; auto: masked where that can be done (`resolved`).
+    loo: Literal["auto", "exact", "masked", "off"] = "exact"
     # Passages that get less of the attention on passages than this, in every sentence of an answer, are
     # neither removed nor hidden: their passes are saved, their effect stays unknown.
     least_share: float = Field(default=0.0, ge=0, lt=0.5)
@@ -107,8 +123,11 @@ class Config(_Section):
     workers: WorkersConfig = WorkersConfig()
     report: ReportConfig = ReportConfig()
     storage: dict[str, Any] = {}  # options for fsspec, e.g. {"endpoint_url": "http://..."} for S3
-    store_text: Literal["full", "none"] = "full"
+    store_text: Literal["full", "flagged", "none"] = "full"  # flagged: of answers with a flagged sentence
+    # package.module:function, str -> str of the same length: what it leaves of a text is stored, and no more.
+    redact: str | None = None
     fail_over: float | None = Field(default=None, ge=0, le=1)
+    log_format: Literal["text", "json"] = "text"  # of the lines that driver and workers log
 
     def measured_by(self) -> dict[str, Any]:
         """The part that measurements depend on: what a resumed run must share with the run it resumes."""
@@ -118,6 +137,7 @@ class Config(_Section):
         place, digest = self.bundle_place, self.bundle_digest
         used = {"bundle": digest or place} if digest or place not in ("auto", "none") else {}
         used |= {"least_share": self.least_share} if self.least_share else {}
+        used |= {"redact": self.redact} if self.redact else {}
         return measured_by | used | {"cpus_per_worker": self.workers.cpus_per_worker}
 
     @property
@@ -131,16 +151,20 @@ class Config(_Section):
         found = _PINNED.search(self.bundle)
         return found and found[1]
 
-    def resolved(self, digest: str | None, *, reads_attention: bool) -> "Config":
+    def resolved(self, digest: str | None, *, reads_attention: bool, exact: bool = False) -> "Config":
         """The same with everything that is `auto` filled in.
 
         `digest`: of the bundle that is used, or None. `reads_attention`: whether the run measures the
-        scorer's attention, as its family says (`detector.identity`). Raises ConfigError for methods that
-        read what this run does not measure, or that decide without being among `methods`.
+        scorer's attention, as its family says (`detector.identity`). `exact`: whether the bundle reads passes
+        with pieces removed. Raises ConfigError for methods that read what this run does not measure, or that
+        decide without being among `methods`.
         """
         from detector.methods import METHODS, usable  # local: keeps `leadline --help` free of numpy
 
-        methods, deciding = self.methods, self.judge.deciding_method
+        methods, deciding, loo = self.methods, self.judge.deciding_method, self.loo
+        if loo == "auto":  # the profiles of GASP's author are there to give his numbers
+            masked = reads_attention and not exact and not self.profile.startswith("gasp-")
+            loo = "masked" if masked else "exact"
         if methods == AUTO:
             methods = usable(
                 trained=digest is not None, leave_one_out=self.loo != "off", attention=reads_attention
@@ -151,6 +175,7 @@ class Config(_Section):
             update={
                 "bundle": f"{self.bundle_place}#{digest}" if digest else "none",
                 "methods": methods,
+                "loo": loo,
                 "judge": self.judge.model_copy(update={"deciding_method": deciding}),
             }
         )

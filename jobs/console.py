@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from jobs.audit import AuditResult, Threshold
     from jobs.config import Config
-    from jobs.dispatch import Progress
+    from jobs.logs import LogFormat
+    from jobs.progress import Progress
 
 
 def guard(body: Callable[[], int], debug: bool) -> int:
@@ -54,12 +55,15 @@ def _explain(error: Exception) -> tuple[int, str]:
 
 
 @contextmanager
-def watch() -> Iterator[Callable[["Progress"], None] | None]:
-    """Show a run while it goes on: a live table on a terminal, elsewhere the driver's own log lines."""
-    if not sys.stderr.isatty():
-        lines = logging.StreamHandler()
-        lines.setFormatter(logging.Formatter("%(asctime)s leadline: %(message)s", "%Y-%m-%d %H:%M:%S"))
-        with _logging_to(lines):
+def watch(form: "LogFormat" = "text") -> Iterator[Callable[["Progress"], None] | None]:
+    """Show a run while it goes on: a live table on a terminal, elsewhere the driver's own log lines.
+
+    `form` "json" asks for the lines, on a terminal too.
+    """
+    from jobs.logs import line_handler, logging_to
+
+    if form == "json" or not sys.stderr.isatty():
+        with logging_to(line_handler(form)):
             yield None
         return
     from rich.console import Console
@@ -68,21 +72,8 @@ def watch() -> Iterator[Callable[["Progress"], None] | None]:
 
     console = Console(stderr=True)
     above = RichHandler(logging.WARNING, console, show_path=False)
-    with Live(console=console, transient=True) as live, _logging_to(above):
+    with Live(console=console, transient=True) as live, logging_to(above):
         yield lambda progress: live.update(_table(progress))
-
-
-@contextmanager
-def _logging_to(handler: logging.Handler) -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("leadline", "jobs", "detector")]
-    for log in loggers:
-        log.setLevel(logging.INFO)
-        log.addHandler(handler)
-    try:
-        yield
-    finally:
-        for log in loggers:
-            log.removeHandler(handler)
 
 
 def _table(progress: "Progress") -> "Table":

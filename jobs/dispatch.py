@@ -1,71 +1,71 @@
-"""Which worker measures which unit: the queue between the driver and its Ray actors."""
+"""Which worker measures which unit: the queue between the driver and its workers."""
 
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
-from jobs.commit import Marker, Run, write_progress
+from jobs.commit import Marker, Run
 from jobs.config import Config
 from jobs.errors import JobError
+from jobs.fleet import Fleet, TaskError, WorkerLost
+from jobs.logs import bound
+from jobs.poison import NO_ROWS, Bisection, HopelessError, Rows, is_single
+from jobs.progress import Progress, Tally
 from jobs.storage import Storage
 
 log = logging.getLogger("leadline")
 
 _TICK_SECONDS = 1.0
-_TELL_SECONDS = 30.0
 _FAILED_SHOWN = 5
+_DEATHS_TO_SEARCH = 2  # one may be a lost machine
+_STRAGGLER_SECONDS = 60.0
+_STRAGGLER_MEDIANS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the measuring is. Counts of rows cover the whole run; the rate is this driver's alone."""
+class _Piece:
+    """What a worker can be asked for: a unit, or some of its rows to see whether they can be survived."""
 
-    run_id: str
-    at: str
-    n_units: int
-    n_units_done: int
-    n_units_running: int
-    n_workers: int
-    """Workers whose scorer is loaded or loading."""
-    n_read: int
-    n_audited: int
-    n_rejected: int
-    rejects: dict[str, int]
-    tokens_per_second: float
-    eta_seconds: float | None
-    failed: dict[str, str]
-    """Unit id -> last error, of the units that were given up."""
+    unit: Any
+    attempt: int = 1
+    aside: tuple[int, ...] = ()
+    """Rows that are committed as rejects and not measured: each killed two workers."""
+    probe: Rows | None = None
+    """Measure these and commit nothing."""
 
+    @property
+    def unit_id(self) -> str:
+        return self.unit.unit_id
 
-def _place_workers(config: Config) -> tuple[dict[str, Any], int]:
-    """What Ray reserves for a worker, and how many workers there may be."""
-    import ray
-
-    workers = config.workers
-    there = ray.cluster_resources()
-    n_gpus = int(there.get("GPU", 0))
-    if workers.device == "gpu" or (workers.device == "auto" and n_gpus and config.scorer.device != "cpu"):
-        if not (workers.count or n_gpus):
-            # An autoscaled cluster shows its GPUs only after somebody asked for them.
-            raise JobError(
-                "workers.device is gpu and Ray shows no GPU; set workers.count to how many to ask for"
-            )
-        return {"num_gpus": 1}, workers.count or n_gpus
-    n_cpus = int(there.get("CPU", 0))
-    return {"num_cpus": workers.cpus_per_worker}, workers.count or max(1, n_cpus // workers.cpus_per_worker)
+    @property
+    def needs_fresh_worker(self) -> bool:
+        return self.probe is not None and is_single(self.probe)
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What a worker was asked for: a unit, or (unit None) to say when its scorer is loaded."""
+    """What a worker is busy with: a piece, or (None) loading its scorer."""
 
     worker: Any
-    unit: Any = None
-    attempt: int = 0
+    piece: _Piece | None
+    began: float
+
+    @property
+    def commits(self) -> bool:
+        return self.piece is not None and self.piece.probe is None
+
+
+@dataclass(slots=True)
+class _Search:
+    """A unit whose workers die, while the rows that kill them are looked for."""
+
+    piece: _Piece
+    bisection: Bisection
+    n_errors: int = 0
 
 
 class Dispatch:
@@ -74,6 +74,10 @@ class Dispatch:
     A worker has one unit at a time and gets the next when its marker is back; a unit takes seconds to minutes
     and the way back milliseconds. So the unit that kills a worker is always known, a worker that is still
     waiting for its machine holds nothing up, and one with nothing left to do is given back to the cluster.
+
+    A unit that killed two workers is halved until the rows that did it are known (`jobs.poison`); they become
+    rejects. At the end, where workers are free, a unit that takes much longer than the others did is given to
+    a second worker: the first marker wins.
     """
 
     def __init__(
@@ -85,46 +89,38 @@ class Dispatch:
         load: Callable[[Config], Any] | None,
         on_progress: Callable[[Progress], None] | None,
         markers: dict[str, Marker],
+        fleet: Any = None,
     ) -> None:
-        import ray
-
-        from jobs.worker import WorkerProcess, load_scorer
-
-        self._storage, self._out, self._run, self._config = storage, out, run, config
-        self._on_progress = on_progress
-        self._waiting: deque[tuple[Any, int]] = deque()
+        self._run, self._config = run, config
+        self._fleet = fleet or Fleet(out, config, run, load)
+        self._waiting: deque[_Piece] = deque()
         self._tasks: dict[Any, _Task] = {}
+        self._searches: dict[str, _Search] = {}
+        self._searched: set[str] = set()
+        self._doubled: set[str] = set()
+        self._deaths: Counter[str] = Counter()
         self._failed: dict[str, str] = {}
         self._dtypes = {marker["dtype"] for marker in markers.values()}
+        self._seconds = [marker["seconds"] for marker in markers.values()]
         self._lost_starts = 0
-        resources, self._n_workers = _place_workers(config)
-        process = ray.remote(max_restarts=0, max_task_retries=0)(WorkerProcess).options(**resources)
-        self._start = lambda: process.remote(out, config, run, load or load_scorer)
-        self._started = time.monotonic()
-        self._rejects: Counter[str] = Counter()
-        self._counts: Counter[str] = Counter()
-        for marker in markers.values():
-            self._count(marker)
-        self._before = self._counts.copy()
-        self._told = float("-inf")
+        self._tally = Tally(storage, out, run, markers.values(), on_progress)
 
-    def measure(self, units: list[Any]) -> None:
+    def measure(self, units: Iterable[Any]) -> None:
         """Measure every unit or raise JobError that names those that failed, after all others are done."""
-        import ray
-
-        self._waiting.extend((unit, 1) for unit in units)
-        self._tell()
-        try:
-            while self._waiting or any(task.unit for task in self._tasks.values()):
-                self._hire()
-                ready, _ = ray.wait(list(self._tasks), timeout=_TICK_SECONDS)
-                for answer in ready:
-                    self._take(answer)
+        self._waiting.extend(_Piece(unit) for unit in units)
+        with bound(run_id=self._run.run_id):
+            try:
                 self._tell()
-        finally:
-            # Also on Ctrl-C and SIGTERM: what they had begun is measured again, what they committed stays.
-            for task in self._tasks.values():
-                ray.kill(task.worker)
+                while self._waiting or any(task.piece for task in self._tasks.values()):
+                    self._hire()
+                    for ticket in self._fleet.wait(list(self._tasks), _TICK_SECONDS):
+                        self._take(ticket)
+                    self._double_stragglers()
+                    self._tell()
+            finally:
+                # Also on Ctrl-C and SIGTERM: what they had begun is measured again, what is committed stays.
+                for task in self._tasks.values():
+                    self._fleet.kill(task.worker)
         if self._failed:
             shown = [f"{unit} ({error})" for unit, error in list(self._failed.items())[:_FAILED_SHOWN]]
             more = f" and {len(self._failed) - len(shown)} more" if len(self._failed) > len(shown) else ""
@@ -134,117 +130,180 @@ class Dispatch:
                 "the others are kept, run again to retry these"
             )
 
+    def _tell(self) -> None:
+        n_running = sum(task.piece is not None for task in self._tasks.values())
+        self._tally.tell(n_running, len(self._tasks), self._failed)
+
     def _hire(self) -> None:
-        starting = sum(task.unit is None for task in self._tasks.values())
-        while len(self._tasks) < self._n_workers and starting < len(self._waiting):
-            worker = self._start()
-            self._tasks[worker.ready.remote()] = _Task(worker)
+        starting = sum(task.piece is None for task in self._tasks.values())
+        while len(self._tasks) < self._fleet.size and starting < len(self._waiting):
+            worker, ticket = self._fleet.start()
+            self._tasks[ticket] = _Task(worker, None, time.monotonic())
             starting += 1
 
-    def _take(self, answer: Any) -> None:
-        """Settle one answer and give its worker the next unit."""
-        import ray
-        from ray.exceptions import RayError, RayTaskError
+    def _take(self, ticket: Any) -> None:
+        """Settle one answer and give its worker the next piece."""
+        task = self._tasks.pop(ticket)
+        piece = task.piece
+        with bound(**({"unit_id": piece.unit_id, "attempt": piece.attempt} if piece else {})):
+            try:
+                value = self._fleet.answer(ticket)
+            except WorkerLost as lost:
+                self._fleet.kill(task.worker)
+                if piece is None:
+                    self._lose_start(lost)
+                else:
+                    self._lose(piece, lost)
+                return
+            except TaskError as error:
+                self._fail(piece, str(error))
+            else:
+                self._settle(task, value)
+        self._give(task.worker, fresh=piece is None)
 
-        task = self._tasks.pop(answer)
-        try:
-            value = ray.get(answer)
-        except RayTaskError as error:
-            self._requeue(task, f"{type(error.cause).__name__}: {first_line(error.cause)}")
-        except RayError as error:
-            # Dead, or out of reach, which is the same: it must not come back beside its successor.
-            ray.kill(task.worker)
-            self._lose(task, error)
+    def _give(self, worker: Any, *, fresh: bool) -> None:
+        for index, piece in enumerate(self._waiting):
+            if fresh or not piece.needs_fresh_worker:
+                del self._waiting[index]
+                break
+        else:
+            self._fleet.kill(worker)  # an idle worker would keep its machine alive and paid for
             return
+        if piece.probe is None:
+            ticket = self._fleet.audit(worker, piece.unit, piece.attempt, piece.aside)
         else:
-            self._settle(task, value)
-        if self._waiting:
-            unit, attempt = self._waiting.popleft()
-            answer = task.worker.audit_unit.remote(unit.to_json(), attempt)
-            self._tasks[answer] = _Task(task.worker, unit, attempt)
-        else:
-            ray.kill(task.worker)  # an idle worker would keep its machine alive and paid for
+            ticket = self._fleet.probe(worker, piece.unit, piece.probe)
+        self._tasks[ticket] = _Task(worker, piece, time.monotonic())
 
     def _settle(self, task: _Task, value: Any) -> None:
-        if task.unit is not None:
-            self._count(value)
-            return
+        piece = task.piece
+        if piece is None:
+            self._check_dtype(value)
+        elif piece.probe is not None:
+            search = self._searches[piece.unit_id]
+            self._continue(search, search.bisection.survive(piece.probe, value))
+        else:
+            self._seconds.append(time.monotonic() - task.began)
+            self._tally.count(value)
+            if piece.unit_id in self._doubled:
+                self._forget(piece.unit_id)  # the other worker on it has lost the race
+
+    def _check_dtype(self, dtype: str) -> None:
         self._lost_starts = 0
-        self._dtypes.add(value)
+        self._dtypes.add(dtype)
         if len(self._dtypes) > 1:
             raise JobError(
                 f"workers of one run compute in {' and in '.join(sorted(self._dtypes))}, which do not mix; "
                 "set scorer.dtype, or finish the run on the kind of machine that began it"
             )
 
-    def _lose(self, task: _Task, error: Exception) -> None:
-        if task.unit is not None:
-            self._requeue(task, "its worker died: out of memory, a crash, or a lost machine")
-            return
+    def _lose_start(self, lost: WorkerLost) -> None:
         self._lost_starts += 1
-        if self._lost_starts >= self._config.workers.max_attempts * self._n_workers:
-            last_line = str(error).strip().splitlines()[-1].strip()
-            raise JobError(f"no worker can load the scorer {self._run.scorer['name']}: {last_line}") from None
+        if self._lost_starts >= self._config.workers.max_attempts * self._fleet.size:
+            raise JobError(f"no worker can load the scorer {self._run.scorer['name']}: {lost}") from None
 
-    def _requeue(self, task: _Task, error: str) -> None:
-        if task.attempt < self._config.workers.max_attempts:
-            self._waiting.append((task.unit, task.attempt + 1))
-            log.warning("unit %s, attempt %d: %s", task.unit.unit_id, task.attempt, error)
+    def _lose(self, piece: _Piece, lost: WorkerLost) -> None:
+        """Decide about a piece whose worker died."""
+        unit_id = piece.unit_id
+        if lost.blameless:
+            self._waiting.appendleft(piece)
+            log.warning("unit %s: %s; it is given to another worker", unit_id, lost)
+        elif piece.probe is not None:
+            search = self._searches[unit_id]
+            try:
+                self._continue(search, search.bisection.die(piece.probe))
+            except HopelessError as hopeless:
+                self._give_up(unit_id, f"{lost}; {hopeless}")
         else:
-            self._failed[task.unit.unit_id] = error
-            log.error("unit %s is given up: %s", task.unit.unit_id, error)
+            self._deaths[unit_id] += 1
+            twice = self._deaths[unit_id] >= _DEATHS_TO_SEARCH
+            if twice and unit_id not in self._searched and not self._is_elsewhere(unit_id):
+                self._search(piece, lost)
+            else:
+                self._retry(piece, str(lost))
 
-    def _tell(self) -> None:
-        """Call `on_progress`; twice a minute also write progress.json and one line to the log."""
-        progress = self._progress()
-        if self._on_progress is not None:
-            self._on_progress(progress)
-        finished = progress.n_units_done + len(progress.failed) == progress.n_units
-        if not finished and time.monotonic() - self._told < _TELL_SECONDS:
+    def _fail(self, piece: _Piece, error: str) -> None:
+        """Decide about a piece that a worker answered with an error: storage, most of the time."""
+        if piece.probe is None:
+            self._retry(piece, error)
             return
-        self._told = time.monotonic()
-        write_progress(self._storage, self._out, asdict(progress))
-        eta = progress.eta_seconds
-        log.info(
-            "%d of %d units, %d rows read, %d rejected, %d of %d workers busy, %.0f tokens/s, %s",
-            progress.n_units_done,
-            progress.n_units,
-            progress.n_read,
-            progress.n_rejected,
-            progress.n_units_running,
-            progress.n_workers,
-            progress.tokens_per_second,
-            "time left unknown" if eta is None else f"{eta / 60:.0f} min left",
+        search = self._searches[piece.unit_id]
+        search.n_errors += 1
+        if search.n_errors < self._config.workers.max_attempts:
+            self._waiting.append(piece)
+        else:
+            self._give_up(piece.unit_id, error)
+
+    def _retry(self, piece: _Piece, error: str) -> None:
+        if self._is_elsewhere(piece.unit_id):
+            return  # that worker's fate decides
+        # What is left of a unit when its killers are known is as good as another unit.
+        allowed = self._config.workers.max_attempts * (2 if piece.unit_id in self._searched else 1)
+        if piece.attempt < allowed:
+            self._waiting.append(replace(piece, attempt=piece.attempt + 1))
+            log.warning("unit %s, attempt %d: %s", piece.unit_id, piece.attempt, error)
+        else:
+            self._give_up(piece.unit_id, error)
+
+    def _give_up(self, unit_id: str, error: str) -> None:
+        self._forget(unit_id)
+        self._failed[unit_id] = error
+        log.error("unit %s is given up: %s", unit_id, error)
+
+    def _forget(self, unit_id: str) -> None:
+        """Drop everything that is still asked for of a unit, and the workers that are busy with it."""
+        self._searches.pop(unit_id, None)
+        self._waiting = deque(piece for piece in self._waiting if piece.unit_id != unit_id)
+        for ticket, task in list(self._tasks.items()):
+            if task.piece is not None and task.piece.unit_id == unit_id:
+                self._fleet.kill(task.worker)
+                del self._tasks[ticket]
+
+    def _search(self, piece: _Piece, lost: WorkerLost) -> None:
+        log.warning(
+            "unit %s killed %d workers (%s); looking for the rows that do it",
+            piece.unit_id,
+            self._deaths[piece.unit_id],
+            lost,
+        )
+        self._searched.add(piece.unit_id)
+        search = self._searches[piece.unit_id] = _Search(piece, Bisection())
+        self._continue(search, [NO_ROWS])
+
+    def _continue(self, search: _Search, ranges: list[Rows]) -> None:
+        """Ask for these ranges; when none is open any more, for the unit without its killers."""
+        piece = search.piece
+        # In front of all units: a search is a chain of answers, at the end of a run everybody waited for it.
+        self._waiting.extendleft(replace(piece, probe=rows) for rows in reversed(ranges))
+        if search.bisection.open:
+            return
+        del self._searches[piece.unit_id]
+        killers = tuple(sorted(search.bisection.killers))
+        log.warning("unit %s: %d of its rows kill a worker and are set aside", piece.unit_id, len(killers))
+        self._waiting.appendleft(replace(piece, attempt=piece.attempt + 1, aside=killers))
+
+    def _is_elsewhere(self, unit_id: str) -> bool:
+        """Whether a unit waits or is with a worker, beside the one that just answered."""
+        return any(piece.unit_id == unit_id for piece in self._waiting) or any(
+            task.piece is not None and task.piece.unit_id == unit_id for task in self._tasks.values()
         )
 
-    def _progress(self) -> Progress:
-        elapsed = time.monotonic() - self._started
-        done, here = self._counts["n_units"], self._counts - self._before
-        left = self._run.n_units - done
-        return Progress(
-            run_id=self._run.run_id,
-            at=datetime.now(UTC).isoformat(timespec="seconds"),
-            n_units=self._run.n_units,
-            n_units_done=done,
-            n_units_running=sum(task.unit is not None for task in self._tasks.values()),
-            n_workers=len(self._tasks),
-            n_read=self._counts["n_read"],
-            n_audited=self._counts["n_audited"],
-            n_rejected=self._counts["n_rejected"],
-            rejects=dict(self._rejects),
-            tokens_per_second=round(here["n_tokens"] / elapsed, 1),
-            eta_seconds=round(elapsed / here["n_units"] * left, 1) if here["n_units"] else None,
-            failed=dict(self._failed),
-        )
-
-    def _count(self, marker: Marker) -> None:
-        self._counts["n_units"] += 1
-        for name in ("n_read", "n_audited", "n_rejected", "n_tokens"):
-            self._counts[name] += marker[name]
-        self._rejects.update(marker["rejects"])
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, short enough for a line of a log."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else "no message"
+    def _double_stragglers(self) -> None:
+        """Queue a second copy of units that take too long, where a worker is to be had for it."""
+        free = self._fleet.size - len(self._tasks)
+        if self._waiting or free <= 0 or not self._seconds:
+            return
+        limit = max(_STRAGGLER_SECONDS, _STRAGGLER_MEDIANS * median(self._seconds))
+        now = time.monotonic()
+        tasks = [task for task in self._tasks.values() if task.commits]
+        copies = Counter(task.piece.unit_id for task in tasks)
+        late = [task for task in tasks if now - task.began > limit and copies[task.piece.unit_id] == 1]
+        for task in late[:free]:
+            log.warning(
+                "unit %s runs for %.0f s, others took %.0f: a second worker gets it too",
+                task.piece.unit_id,
+                now - task.began,
+                median(self._seconds),
+            )
+            self._doubled.add(task.piece.unit_id)
+            self._waiting.append(task.piece)

@@ -28,14 +28,17 @@ from jobs.config import FLAG_BUDGET, Config
 from jobs.errors import JobError
 from jobs.findings import Place, duplicate_rejects, response_findings, response_rows, sentence_findings
 from jobs.parts import Part, delete_stale, put_table, read_part
+from jobs.redaction import Redact, load_redaction
 from jobs.storage import Storage, join
 from jobs.summary import Tally, totals, write_summary
 from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, READINGS, REJECTS, VERDICT
+from jobs.texts import Texts, read_texts, text_rows, with_texts
 from jobs.threshold import check_features, check_origin, operating_point, resolve, threshold_of
 
 _THREADS = 8
 _SCHEMAS = {"responses": MEASURED_RESPONSES, "sentences": MEASURED_SENTENCES, "rejects": REJECTS}
 _FINDINGS = r"findings/(?:sentences|responses)/date=\d{4}-\d\d-\d\d/[^/]+-[0-9a-f]{12}\.parquet"
+_TEXTS = r"texts/date=\d{4}-\d\d-\d\d/[^/]+-[0-9a-f]{12}\.parquet"
 _DUPLICATES = MEASUREMENTS + r"/rejects/date=\d{4}-\d\d-\d\d/duplicates-[^/]+-[0-9a-f]{12}\.parquet"
 
 
@@ -64,7 +67,8 @@ def judge(
     Scores are standardised with `reference` where one is given, else with the run's own statistics; the
     probabilities of a bundle are taken as they are. The threshold is the reference's when it belongs to the
     deciding method, else the bundle's operating point where its probability decides and no flag budget is
-    set, else the flag budget over this run's sentences. What an earlier judgement left is deleted after the
+    set, else the flag budget over this run's sentences. With `store_text: flagged` the logs of the flagged
+    answers are read again. What an earlier judgement left is deleted after the
     new findings are there; `_SUCCESS` goes first and is the caller's to write again. Memory: one unit per
     thread, about 200 bytes per response, and the deciding method's features per sentence where a threshold
     must be found.
@@ -76,6 +80,7 @@ def judge(
     units = sorted(units, key=lambda unit: unit["unit_id"])
     config = resolve(config, run)
     deciding = config.judge.deciding_method
+    redact = load_redaction(config.redact if config.store_text == "flagged" else None)
     if reference is not None:
         check_origin(reference, run)
     for unit in units:
@@ -92,12 +97,15 @@ def judge(
         storage.delete(join(out, SUCCESS))
         parts: list[Part] = []
         tally = Tally()
-        judged = pool.map(lambda unit: _judge_unit(out, storage, config, run, applied, survey, unit), units)
+        judged = pool.map(
+            lambda unit: _judge_unit(out, storage, config, run, applied, survey, redact, unit), units
+        )
         for written, counted in judged:
             parts += written
             tally.merge(counted)
     kept = {part["url_suffix"] for part in parts}
     delete_stale(storage, out, "findings", _FINDINGS, kept)
+    delete_stale(storage, out, "texts", _TEXTS, kept)
     delete_stale(storage, out, f"{MEASUREMENTS}/rejects", _DUPLICATES, kept)
     summary = tally.table(run.run_id)
     write_summary(out, storage, summary)
@@ -223,15 +231,21 @@ def _judge_unit(
     run: Run,
     applied: Reference,
     survey: _Survey,
+    redact: Redact | None,
     unit: Marker,
 ) -> tuple[list[Part], Tally]:
     parts: list[Part] = []
     tally = Tally()
     first = survey.duplicates.get(unit["unit_id"], {})
     threshold = math.inf if applied.threshold is None else applied.threshold  # None: no sentence in the run
+    texts: Texts = {}
+    if config.store_text == "flagged":
+        numbers = (_without(table, first) for table in _read_numbers(out, storage, run, unit))
+        flagged = _flagged(*numbers, config.judge.deciding_method, applied, threshold)
+        texts = read_texts(unit, flagged, storage, config, redact)
     for date in sorted({part["date"] for part in unit["parts"]}):
         measured = _read(out, storage, run, unit, "responses", date=date).sort_by("record_index")
-        responses = _without(measured, first)
+        responses = with_texts(_without(measured, first), texts) if texts else _without(measured, first)
         again = duplicate_rejects(_only(measured, first), first)
         sentences = _without(_read(out, storage, run, unit, "sentences", date=date), first)
         sentences = _with_log_tokens(sentences)
@@ -252,11 +266,19 @@ def _judge_unit(
             (f"{MEASUREMENTS}/rejects", f"duplicates-{unit['unit_id']}", again),
             ("findings/sentences", unit["unit_id"], found),
             ("findings/responses", unit["unit_id"], answers),
+            ("texts", unit["unit_id"], text_rows(responses, texts)),
         ):
             if table.num_rows:
                 parts.append(put_table(storage, out, kind, date, stem, table))
         tally.add(answers, found, rejects)
     return parts, tally
+
+
+def _flagged(
+    responses: pa.Table, sentences: pa.Table, deciding: str, applied: Reference, threshold: float
+) -> pa.Table:
+    flags = pa.array(_score(sentences, deciding, applied) >= threshold)
+    return _only(responses, set(sentences["record_index"].filter(flags).to_pylist()))
 
 
 def _score(sentences: pa.Table, method: str, reference: Reference) -> NDArray[np.float64]:
@@ -288,7 +310,7 @@ def _read_numbers(out: str, storage: Storage, run: Run, unit: Marker) -> tuple[p
     responses = _read(out, storage, run, unit, "responses", columns=places | measured | {"n_answer_tokens"})
     responses = responses.append_column("n_tokens", responses["n_answer_tokens"])
     sentences = _read(out, storage, run, unit, "sentences", columns={"record_index"} | measured)
-    responses = responses.sort_by([("position", "ascending"), ("record_index", "ascending")])
+    responses = responses.sort_by([(name, "ascending") for name in ("path", "position", "record_index")])
     return _with_log_tokens(responses), _with_log_tokens(sentences)
 
 

@@ -52,7 +52,7 @@ def read_labelled(logs: Sequence[str], config: Config) -> list[LabelledRecord]:
         raw = read_rows(unit, storage, config)
         for (position, values), row in zip(raw, read_unit(unit, storage, config), strict=True):
             if isinstance(row, Accepted):
-                found.append(_labelled(row.record, values, f"{mask(unit.url)}, position {position}"))
+                found.append(_labelled(row.record, values, f"{row.path}, position {position}"))
     if not found:
         raise ConfigError(f"{', '.join(map(mask, logs))}: no labelled answer there")
     return found

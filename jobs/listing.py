@@ -1,50 +1,42 @@
-"""What a run reads: the frozen listing of its input files, and the work units that they are cut into."""
+"""What a run reads: the frozen listing of its input files, and the work units that they are cut into.
+
+A prefix may hold 100,000 objects. The listing opens a few of each group of files and every file that will be
+cut; of the others it guesses the kind, and whoever reads them looks again (`formats.kind.as_found`).
+"""
 
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 from fsspec.utils import glob_translate
 
 from jobs.config import Config, ReadConfig
-from jobs.errors import ConfigError
-from jobs.formats import SYSTEMS, read_rows
-from jobs.formats.json_text import BOM
-from jobs.formats.parquet import read_row_groups, read_schema
-from jobs.formats.source import BLOCK_BYTES, BROKEN, compression_of, decoded, open_source
-from jobs.formats.systems import recognise_schema, recognise_text
+from jobs.errors import ConfigError, JobError
+from jobs.formats import read_rows
+from jobs.formats.kind import Compression, Format, Kind, find_kind, group_of
+from jobs.formats.parquet import read_row_groups
 from jobs.storage import Object, Storage, mask
 
-Format = Literal["jsonl", "json", "csv", "parquet"]
-Compression = Literal["gzip", "zstd"]
-
-SUFFIXES: dict[str, Format] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".jsonlines": "jsonl",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".parq": "parquet",
-    ".pq": "parquet",
-}
-COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 MAX_SLICES = 16
 """Slices of one Parquet row group: each decodes the group again up to its end."""
+MAX_FILES = 256
+"""Small files in one unit: opening them may take longer than reading them."""
 
 _UNFINISHED = (".crc", ".partial", ".tmp", ".inprogress")
 _PARTITION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _CONCURRENT_READS = 16  # looks into files wait for the store, not for the CPU
+_LOOKED_AT = 4  # small files of a group
+_AT_ONCE = 64 * _CONCURRENT_READS  # futures are larger than what they wait for
 
 log = logging.getLogger(__name__)
 
@@ -61,16 +53,18 @@ class InputFile:
     partitions: dict[str, str]
     system: str | None = None
     """The tracing system whose spans it holds (a key of SYSTEMS); None: rows of one answer each."""
+    guessed: bool = False
+    """Its kind is that of its neighbours: nobody has looked into it yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkUnit:
-    """A slice of one file: what one worker reads, and what is done again when it fails.
+    """A slice of one file, or several small files: what one worker reads, and does again when it fails.
 
     `start:stop` are byte offsets in plain JSONL (the unit owns the lines that start there), rows of
     `row_group` in Parquet, and the whole file elsewhere and wherever there are spans. `row_group` is None in
-    a Parquet file of spans, or whose footer could not be read. `max_rows` is set where `read.limit` ends in
-    this unit.
+    a Parquet file that is read whole: it is small, or holds spans, or its footer could not be read.
+    `max_rows` is set where `read.limit` ends in this unit.
     """
 
     unit_id: str
@@ -84,6 +78,10 @@ class WorkUnit:
     row_group: int | None = None
     max_rows: int | None = None
     system: str | None = None
+    guessed: bool = False
+    """The kind of some of its files is that of their neighbours: their reader looks again."""
+    more: tuple[tuple[str, str, int], ...] = ()
+    """URL, etag and size of the files behind the first; all are whole and have the same partitions."""
 
     def to_json(self) -> dict[str, Any]:
         """A tree for json.dumps."""
@@ -92,7 +90,22 @@ class WorkUnit:
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> "WorkUnit":
         """The unit that `to_json` wrote."""
-        return cls(**tree)
+        return cls(**tree | {"more": tuple((url, etag, size) for url, etag, size in tree["more"])})
+
+    def files(self) -> "Iterator[WorkUnit]":
+        """Each file as a unit of its own, in order; they share the id, and `max_rows` is for all of them."""
+        yield replace(self, more=())
+        for url, etag, size in self.more:
+            yield replace(self, url=url, etag=etag, start=0, stop=size, more=())
+
+    def check_unchanged(self, storage: Storage) -> None:
+        """Raise JobError for a file that is not what was listed, FileNotFoundError for one that is gone."""
+        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+            for file, found in pool.map(lambda file: (file, storage.stat(file.url)), self.files()):
+                if found.etag != file.etag:
+                    raise JobError(
+                        f"{mask(file.url)}: changed since the run began; start anew with another --out"
+                    )
 
 
 def freeze(logs: Sequence[str], storage: Storage, read: ReadConfig) -> list[InputFile]:
@@ -120,24 +133,25 @@ def freeze(logs: Sequence[str], storage: Storage, read: ReadConfig) -> list[Inpu
                 "name a file in full to read it all the same"
             )
 
-    def look(entry: tuple[Object, bool]) -> InputFile | None:
-        found, named = entry
-        head = cache(lambda: _head(found, storage, read))
-        kind = _kind_of(found, head, read)
-        if kind is None and not named:
-            return None
-        if kind is None:
+    names = sorted(objects)
+    kinds = _find_kinds([objects[url] for url in names], storage, read)
+    folders = cache(lambda folder: partitions_of(f"{folder}/*"))  # one for all files of a folder
+    files: list[InputFile] = []
+    strangers: list[str] = []
+    for url in names:
+        found, named = objects[url]
+        kind, guessed = kinds[url]
+        if kind is not None:
+            partitions = folders(group_of(url)[0])
+            what = (kind.format, kind.compression, partitions, kind.system)
+            files.append(InputFile(url, found.size, found.etag, *what, guessed))
+        elif named:
             raise ConfigError(
-                f"{mask(found.url)}: neither JSON lines, JSON, CSV nor Parquet by its name or first bytes; "
+                f"{mask(url)}: neither JSON lines, JSON, CSV nor Parquet by its name or first bytes; "
                 "say which with --set read.format=..."
             )
-        system = _system_of(found, kind[0], head, storage, read)
-        return InputFile(found.url, found.size, found.etag, *kind, partitions_of(found.url), system)
-
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        looked = list(pool.map(look, [objects[url] for url in sorted(objects)]))
-    files = [file for file in looked if file is not None]
-    strangers = [url for url, file in zip(sorted(objects), looked, strict=True) if file is None]
+        else:
+            strangers.append(url)
     if not files:
         raise ConfigError(
             f"{', '.join(map(mask, logs))}: {len(strangers)} objects, none of them JSON lines, JSON, CSV or "
@@ -153,7 +167,8 @@ def freeze(logs: Sequence[str], storage: Storage, read: ReadConfig) -> list[Inpu
 def cut(files: Sequence[InputFile], storage: Storage, read: ReadConfig) -> Iterator[WorkUnit]:
     """The work units of a frozen listing, in its order; the same listing gives the same units.
 
-    Reads Parquet footers, and with `read.limit` the rows up to it. Raises what the store raises.
+    Reads the footers of large Parquet files, and with `read.limit` the rows up to it. Raises what the store
+    raises.
     """
     left = read.limit
     for sequence, unit in enumerate(_cut_all(files, storage, read, lazily=left is not None)):
@@ -211,87 +226,91 @@ def _is_hidden(below: str) -> bool:
     )
 
 
-Head = Callable[[], tuple[bytes, Compression | None]]
-"""The beginning of a file (`_head`), fetched when it is first asked for."""
+def _find_kinds(
+    entries: Sequence[tuple[Object, bool]], storage: Storage, read: ReadConfig
+) -> dict[str, tuple[Kind | None, bool]]:
+    """The kind of each object (None: no log), and whether it was guessed from its group.
+
+    Looked into are what the user named, what is large enough to be cut, and a few of the other files of each
+    group. Where these are not all of one kind, the whole group is looked into.
+    """
+    groups: defaultdict[tuple[str, str], list[Object]] = defaultdict(list)
+    for found, _ in entries:
+        groups[group_of(found.url)].append(found)
+    named = {found.url for found, named in entries if named}
+    kinds: dict[str, tuple[Kind | None, bool]] = {}
+
+    def look(pool: ThreadPoolExecutor, some: Iterable[Object]) -> None:
+        urls = (found.url for found in some)
+        while now := list(islice(urls, _AT_ONCE)):
+            for url, kind in zip(now, pool.map(lambda url: find_kind(url, storage, read), now), strict=True):
+                kinds[url] = kind, False
+
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        for group in groups.values():
+            look(pool, (found for found in group if found.url in named or found.size > read.unit_bytes))
+            left = [found for found in group if found.url not in kinds]
+            look(pool, _spread([found for found in left if found.size] or left))
+            shown = {kinds[found.url][0] for found in group if found.url in kinds}
+            left = [found for found in left if found.url not in kinds]
+            if len(shown) > 1 or None in shown:
+                look(pool, left)
+            else:
+                (kind,) = shown
+                kinds |= dict.fromkeys((found.url for found in left), (kind, True))
+    return kinds
 
 
-def _kind_of(found: Object, look: Head, read: ReadConfig) -> tuple[Format, Compression | None] | None:
-    """Format and compression by name, and by the first bytes where the name does not tell; None: no log."""
-    suffixes = [suffix.lower() for suffix in PurePosixPath(found.url.split("?", 1)[0]).suffixes]
-    compression = COMPRESSIONS.get(suffixes[-1]) if suffixes else None
-    if compression:
-        suffixes.pop()
-    by_name = SUFFIXES.get(suffixes[-1]) if suffixes else None
-    forced: Format | None = None if read.format in ("auto", *SYSTEMS) else read.format
-    if by_name is not None and forced:
-        return forced, compression
-    if by_name is not None and by_name != "json":
-        return by_name, compression
-    head, shown = look()
-    if forced:
-        return forced, shown
-    if by_name == "json":
-        return ("jsonl" if _is_lines(head) else "json"), shown or compression
-    if head.startswith(b"PAR1"):
-        return "parquet", None
-    text = head.removeprefix(BOM).lstrip()
-    if re.match(rb'\{\s*["}]', text):
-        return ("jsonl" if _is_lines(head) else "json"), shown
-    return ("json", shown) if re.match(rb"\[\s*[\{\]]", text) else None
-
-
-def _system_of(found: Object, form: Format, look: Head, storage: Storage, read: ReadConfig) -> str | None:
-    """The tracing system that the file's first rows, or columns, show; none where rows were asked for."""
-    if read.format != "auto":
-        return read.format if read.format in SYSTEMS else None
-    if form == "parquet":
-        schema = read_schema(storage, found.url)
-        return None if schema is None else recognise_schema(schema)
-    return recognise_text(look()[0], form)
-
-
-def _head(found: Object, storage: Storage, read: ReadConfig) -> tuple[bytes, Compression | None]:
-    """The decompressed beginning, long enough to hold the first line and the start of the second."""
-    with open_source(storage, found.url) as source:
-        compression = compression_of(source.read(4))
-        source.seek(0)
-        head = bytearray()
-        try:
-            pull = decoded(source)
-            while len(head) <= read.max_record_bytes and (block := pull(BLOCK_BYTES)):
-                head += block
-                if b"\n" in block and b"\n" in head.strip():
-                    break
-        except BROKEN:
-            if source.failed:
-                raise
-        return bytes(head), compression
-
-
-def _is_lines(head: bytes) -> bool:
-    """Whether a text that begins with `{` is one object a line, and not one object over several lines."""
-    first, _, rest = head.removeprefix(BOM).lstrip().partition(b"\n")
-    return first.startswith(b"{") and first.rstrip().endswith(b"}") and rest.lstrip().startswith(b"{")
+def _spread(group: Sequence[Object]) -> list[Object]:
+    """A few of them, the first and the last included: a writer's version may change in the middle."""
+    last, n = len(group) - 1, min(_LOOKED_AT, len(group))
+    return [group[i * last // max(n - 1, 1)] for i in range(n)]
 
 
 def _cut_all(
     files: Sequence[InputFile], storage: Storage, read: ReadConfig, lazily: bool
 ) -> Iterator[WorkUnit]:
-    remaining = iter(files)
+    remaining = _together(files, read)
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         while some := list(islice(remaining, 1 if lazily else 4 * _CONCURRENT_READS)):
             footers = pool.map(
-                lambda file: read_row_groups(storage, file.url) if _by_groups(file) else None, some
+                lambda group: read_row_groups(storage, group[0].url) if _by_groups(group[0], read) else None,
+                some,
             )
-            for file, row_groups in zip(some, footers, strict=True):
+            for (file, *others), row_groups in zip(some, footers, strict=True):
+                where = (file.url, file.etag, file.format, file.compression, file.partitions)
+                more = tuple((other.url, other.etag, other.size) for other in others)
+                guessed = any(each.guessed for each in (file, *others))
                 for start, stop, row_group in _ranges(file, row_groups, read):
-                    where = (file.url, file.etag, file.format, file.compression, file.partitions)
-                    yield WorkUnit("", *where, start, stop, row_group, system=file.system)
+                    yield WorkUnit(
+                        "", *where, start, stop, row_group, system=file.system, guessed=guessed, more=more
+                    )
 
 
-def _by_groups(file: InputFile) -> bool:
-    # Spans of one trace may stand in any row group, so a file of them is read as one.
-    return file.format == "parquet" and file.system is None
+def _together(files: Sequence[InputFile], read: ReadConfig) -> Iterator[list[InputFile]]:
+    """Neighbours in the listing that are read alike, as long as they fit into one unit; others alone."""
+    group: list[InputFile] = []
+    n_bytes = 0
+    for file in files:
+        fits = n_bytes + file.size <= read.unit_bytes and len(group) < MAX_FILES
+        if group and not (fits and _alike(file, group[0])):
+            yield group
+            group, n_bytes = [], 0
+        group.append(file)
+        n_bytes += file.size
+    if group:
+        yield group
+
+
+def _alike(one: InputFile, other: InputFile) -> bool:
+    names = ("format", "compression", "system", "partitions")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def _by_groups(file: InputFile, read: ReadConfig) -> bool:
+    # Spans of one trace may stand in any row group, so a file of them is read as one. So is a small one,
+    # whose footer would be one more request.
+    return file.format == "parquet" and file.system is None and file.size > read.unit_bytes
 
 
 def _ranges(
@@ -311,6 +330,6 @@ def _ranges(
 
 def _named(unit: WorkUnit, sequence: int) -> WorkUnit:
     what = [unit.url, unit.etag, unit.format, unit.start, unit.stop, unit.row_group, unit.max_rows]
-    what += [unit.system] if unit.system else []
+    what += [part for part in (unit.system, unit.more) if part]
     digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()
     return replace(unit, unit_id=f"{sequence:06d}-{digest[:8]}")

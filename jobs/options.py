@@ -4,12 +4,16 @@ Each option is a key of the configuration tree as well. Defaults live in `jobs.c
 that nothing was said.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from datetime import date
+
     from jobs.config import Config
 
 
@@ -41,7 +45,19 @@ class ReadOptions(Options):
 
 
 @dataclass(frozen=True)
-class JudgeOptions(Options):
+class DatedOptions(Options):
+    """What a day in the names of logs and runs means."""
+
+    date: Annotated[
+        str | None,
+        typer.Option(
+            metavar="YYYY-MM-DD", help="The {today} of LOGS and OUT; default: the day it is in UTC."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class JudgeOptions(DatedOptions):
     """What decides which answers are flagged; none of it needs a model."""
 
     profile: Annotated[
@@ -95,7 +111,14 @@ class AuditOptions(JudgeOptions, ReadOptions, ScorerOptions):
         ),
     ] = None
     store_text: Annotated[
-        str | None, typer.Option(metavar="MODE", help="Keep question, answer, passages in OUT: full or none.")
+        str | None,
+        typer.Option(metavar="MODE", help="Texts kept in OUT: full, none, or flagged answers alone."),
+    ] = None
+    redact: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="package.module:function that texts go through before they are stored."
+        ),
     ] = None
     workers: Annotated[
         int | None,
@@ -103,6 +126,27 @@ class AuditOptions(JudgeOptions, ReadOptions, ScorerOptions):
     ] = None
     address: Annotated[
         str | None, typer.Option(metavar="URL", help="Ray cluster to join; default: a Ray of its own.")
+    ] = None
+    log_format: Annotated[
+        str | None, typer.Option(metavar="FORM", help="Log lines as text, or as json: an object a line.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class PlanOptions(AuditOptions):
+    """The options of the audit that is planned, and what its work costs."""
+
+    tokens_per_second: Annotated[
+        float | None, typer.Option(metavar="RATE", help="Computed tokens a second of one worker.")
+    ] = None
+    bench: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Take the rate from `leadline bench --json FILE`.")
+    ] = None
+    price_per_hour: Annotated[
+        float | None, typer.Option(metavar="PRICE", help="Of the machine that one worker has.")
+    ] = None
+    against: Annotated[
+        str | None, typer.Option(metavar="OUT", help="Hold the estimate against the run that is there.")
     ] = None
 
 
@@ -133,11 +177,13 @@ _KEYS = {
     "format": "read.format",
     "limit": "read.limit",
     "store_text": "store_text",
+    "redact": "redact",
     "methods": "methods",
     "target_fpr": "judge.target_fpr",
     "fail_over": "fail_over",
     "workers": "workers.count",
     "address": "workers.address",
+    "log_format": "log_format",
 }
 
 
@@ -161,6 +207,37 @@ def settings_of_run(out: str, options: Options) -> "Config":
     run = read_run(Storage(given.get("storage") or {}), out)
     then = _merged(run.config | {"storage": {}}, {"judge": _unsaid(given.get("judge"))})
     return make_config(_merged(then, given))
+
+
+def expand_days(given: dict[str, Any], options: Options, say: Callable[[str], None]) -> dict[str, Any]:
+    """What a command was given, `options` among it, with the days in logs, runs and profile written out.
+
+    `say` is told which day today is where nobody has set it and somebody asked. Raises ConfigError.
+    """
+    from jobs.dates import expand, read_day, utc_today
+
+    if not isinstance(options, DatedOptions):
+        return given | {"options": options}
+    chosen = options.date and read_day(options.date)
+
+    @cache
+    def day() -> "date":
+        if chosen:
+            return chosen
+        today = utc_today()
+        say(f"leadline: {{today}} is {today}, in UTC; --date sets another day")
+        return today
+
+    urls = {name: given[name] for name in ("logs", "out") if name in given}
+    of_options = {name: getattr(options, name, None) for name in ("profile", "against")}
+    for found in (urls, of_options):
+        for name, value in found.items():
+            if isinstance(value, str):
+                found[name] = expand(value, day)
+            elif value is not None:
+                found[name] = [expand(url, day) for url in value]
+    options = replace(options, **{name: value for name, value in of_options.items() if value is not None})
+    return given | urls | {"options": options}
 
 
 def names(words: list[str] | None) -> list[str]:

@@ -6,14 +6,15 @@ first rows of a few units spread over the listing.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain, islice, zip_longest
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain, groupby, islice, zip_longest
+from typing import Any, BinaryIO
 
 from detector.record import Record
 from jobs.config import Config
 from jobs.console import printable
+from jobs.estimate import Estimate, Prices, SampledUnit, find_estimate
 from jobs.formats import Accepted, Reject, read_rows, read_unit, resolved_mapping
 from jobs.listing import InputFile, WorkUnit, cut, freeze
 from jobs.plan_needs import Needs, find_needs
@@ -22,6 +23,7 @@ from jobs.storage import Storage, mask
 _NEEDED = ("question", "passages", "answer")
 _SAMPLED_UNITS = 16
 _SAMPLED_ROWS = 50  # per unit
+_COUNTED_ROWS = 1000  # per unit; of a longer one the bytes read until then say how many there are
 _SHOWN_RECORDS = 3
 _SHOWN_PASSAGES = 3
 _SHOWN_FILES = 20
@@ -132,6 +134,8 @@ class Plan:
     """Memory of a worker, and windows; None where no row was accepted or the scorer's files cannot tell."""
     needs_unknown: str | None
     """Why not."""
+    estimate: Estimate | None
+    """Tokens, time and cost of all of it; None where `needs` is."""
 
     def to_json(self) -> str:
         """One JSON object; the keys are the fields."""
@@ -151,6 +155,7 @@ class Plan:
             *([_FOLDED] if self.traces else []),
             *self._tokens(),
             *self._needs(),
+            *([f"  {printable(line)}" for line in self.estimate.to_lines()] if self.estimate else []),
         ]
         for mapping in self.mappings:
             lines += ["", *_mapping_lines(mapping, self.n_sampled_units)]
@@ -174,8 +179,8 @@ class Plan:
         if context is None or answer is None:
             return []
         return [
-            f"  about {context:,.0f} tokens of passages and {answer:,.0f} of answer each, guessed from "
-            "characters; time and cost are not estimated yet"
+            f"  about {context:,.0f} tokens of passages and {answer:,.0f} of answer each, "
+            "guessed from characters"
         ]
 
     def _needs(self) -> list[str]:
@@ -184,30 +189,40 @@ class Plan:
         return [f"  memory: not known; {printable(self.needs_unknown)}"] if self.needs_unknown else []
 
 
-def make_plan(logs: list[str], config: Config) -> Plan:
+def make_plan(logs: list[str], config: Config, prices: Prices = Prices()) -> Plan:  # noqa: B008, it is frozen
     """List and cut `logs` as an audit with `config` would, and read a sample.
 
-    Raises ConfigError where the logs cannot be found or are of no known format.
+    Raises ConfigError where the logs cannot be found or are of no known format, and as `find_estimate` does.
     """
-    storage = Storage(config.storage)
+    prices.check()
+    storage = _Metered(config.storage)
     files = freeze(logs, storage, config.read)
     units = list(cut(files, storage, config.read))
     sample = units[:: max(1, -(-len(units) // _SAMPLED_UNITS))]
     counts = [Counter[str]() for _ in sample]
-    outcomes = [
-        list(islice(read_unit(unit, storage, config, count), _SAMPLED_ROWS))
-        for unit, count in zip(sample, counts, strict=True)
-    ]
+    outcomes, n_rows = [], []
+    for unit, count in zip(sample, counts, strict=True):
+        reading = read_unit(unit, storage, config, count)
+        outcomes.append(list(islice(reading, _SAMPLED_ROWS)))
+        n_rows.append(_count_rows(unit, storage, len(outcomes[-1]), reading))
     rows = list(chain.from_iterable(outcomes))
     accepted = [row for row in rows if isinstance(row, Accepted)]
-    # The first record of every unit, then the second: what differs between files is seen first.
+    # The first record of every file, then the second: what differs between files is seen first.
     spread = [
         row
-        for turn in zip_longest(*([o for o in unit if isinstance(o, Accepted)] for unit in outcomes))
+        for turn in zip_longest(*(list(file) for _, file in groupby(accepted, lambda row: row.path)))
         for row in turn
         if row is not None
     ]
     needs = find_needs([row.record for row in accepted], config, storage) if accepted else None
+    estimate = None
+    if isinstance(needs, Needs):
+        tokens = iter(needs.tokens_per_record)
+        sampled = [
+            SampledUnit(n, [next(tokens) if isinstance(row, Accepted) else 0 for row in unit])
+            for n, unit in zip(n_rows, outcomes, strict=True)
+        ]
+        estimate = find_estimate(sampled, len(units), needs, config, prices, storage)
     return Plan(
         files=[_shown_file(file) for file in files],
         n_bytes=sum(file.size for file in files),
@@ -225,7 +240,44 @@ def make_plan(logs: list[str], config: Config) -> Plan:
         estimated_answer_tokens_per_answer=_mean_tokens([len(row.record.answer) for row in accepted]),
         needs=needs if isinstance(needs, Needs) else None,
         needs_unknown=needs if isinstance(needs, str) else None,
+        estimate=estimate,
     )
+
+
+@dataclass(frozen=True)
+class _Metered(Storage):
+    """Storage that can tell how much of a unit has been read."""
+
+    opened: dict[str, BinaryIO] = field(default_factory=dict)
+
+    def open(self, url: str, block_bytes: int | None = None) -> BinaryIO:
+        self.opened[url] = super().open(url, block_bytes)
+        return self.opened[url]
+
+    def n_read(self, files: Sequence[WorkUnit]) -> int:
+        """Bytes of these files that were read; all of a file that is closed or of Parquet rows."""
+        return sum(self._read(file) for file in files)
+
+    def _read(self, file: WorkUnit) -> int:
+        opened, size = self.opened.get(file.url), file.stop - file.start
+        if opened is None:
+            return 0
+        done = opened.closed or file.row_group is not None
+        return size if done else min(size, max(0, opened.tell() - file.start))
+
+
+def _count_rows(unit: WorkUnit, storage: _Metered, n_seen: int, rest: Iterator[Any]) -> float:
+    """The rows of a unit of which `n_seen` were taken: counted, or by its bytes where it is long."""
+    files = list(unit.files())
+    n_counted, n_bytes = n_seen, storage.n_read(files)
+    for _ in rest:
+        n_counted += 1
+        before, n_bytes = n_bytes, storage.n_read(files)
+        # Files are read in blocks: only where the next one has just begun is the last one used up.
+        if n_counted > _COUNTED_ROWS and 0 < before < n_bytes:
+            size = sum(file.stop - file.start for file in files)
+            return min((n_counted - 1) * size / before, unit.max_rows or float("inf"))
+    return n_counted
 
 
 def _find_mappings(sample: Sequence[WorkUnit], storage: Storage, config: Config) -> list[Mapping]:

@@ -57,6 +57,12 @@ class Needs:
     """Computed for the records that need more than one."""
     unwindowed_tokens: int
     """What they would take with one window of their size each."""
+    device: str
+    """Of a worker, as far as this machine can tell: `cuda` or `cpu`."""
+    loo: str
+    """`exact`, `masked` or `off`: what the settings come to."""
+    tokens_per_record: tuple[int, ...]
+    """Computed for each record of the sample, in order; 0 for one that this scorer does not read."""
 
     def to_lines(self) -> list[str]:
         """For a person on a terminal."""
@@ -88,13 +94,24 @@ def find_needs(records: Sequence[Record], config: Config, storage: Storage) -> N
 
 def audit_keep(config: Config, scorer: ScorerInfo, storage: Storage) -> "Keep":
     """What an audit with these settings keeps of the passes (`Scorer.measure`). Raises as `find_bundle`."""
+    return _settle(config, scorer, storage)[1]
+
+
+def _settle(config: Config, scorer: ScorerInfo, storage: Storage) -> tuple[str, "Keep"]:
+    """Which leave-one-out mode the settings come to, and what is kept."""
     from detector.probe import audit_keep as keep_of
 
     bundle = find_bundle(config, asdict(scorer), storage)
-    return keep_of(
-        None if bundle is None else bundle.card.keep,
-        leave_one_out=config.loo != "off",
-        masked=config.loo == "masked",
+    keep = None if bundle is None else bundle.card.keep
+    loo = config.resolved(
+        None if bundle is None else bundle.digest,
+        reads_attention=scorer.reads_attention,
+        exact=keep is not None and keep.leave_one_out,
+    ).loo
+    return loo, keep_of(
+        keep,
+        leave_one_out=loo != "off",
+        masked=loo == "masked",
         least_share=config.least_share,
         reads_attention=scorer.reads_attention,
     )
@@ -123,7 +140,7 @@ def _find(records: Sequence[Record], config: Config, storage: Storage) -> Needs 
     folder = scorer_folder(config)
     scorer = fingerprint(**config.scorer.model_dump())
     device, dtype = place(config.scorer.device, config.scorer.dtype)
-    keep = audit_keep(config, scorer, storage)
+    loo, keep = _settle(config, scorer, storage)
     # From here on torch and transformers are imported, which takes seconds.
     from detector.memory import Extent, Sizes, predict_peak, weight_bytes
 
@@ -133,7 +150,8 @@ def _find(records: Sequence[Record], config: Config, storage: Storage) -> Needs 
     def peak(extent: "Extent") -> int:
         return predict_peak(sizes, extent, keep, cuda=device == "cuda").n_bytes
 
-    windows = _read_windows(records, folder, config, scorer.window_tokens)
+    found = _read_windows(records, folder, config, scorer.window_tokens)
+    windows = [pair for pair in found if pair is not None]
     readings = [reading for reading, _ in windows]
     if not readings:
         return "none of the sample's records can be read by this scorer"
@@ -149,15 +167,18 @@ def _find(records: Sequence[Record], config: Config, storage: Storage) -> Needs 
         n_workers=_count_workers(config, device),
         n_windowed=len(windowed),
         most_windows=max(len(reading.windows) for reading in readings),
-        windowed_tokens=sum(floor(reading, config.loo).tokens for reading, _ in windowed),
-        unwindowed_tokens=sum(floor(whole, config.loo).tokens for _, whole in windowed),
+        windowed_tokens=sum(floor(reading, loo).tokens for reading, _ in windowed),
+        unwindowed_tokens=sum(floor(whole, loo).tokens for _, whole in windowed),
+        device=_worker_device(config, device),
+        loo=loo,
+        tokens_per_record=tuple(0 if pair is None else floor(pair[0], loo).tokens for pair in found),
     )
 
 
 def _read_windows(
     records: Sequence[Record], folder: Path, config: Config, window_tokens: int
-) -> list[tuple["Reading", "Reading"]]:
-    """Each record that can be read: in its windows, and in one that holds all of it."""
+) -> list[tuple["Reading", "Reading"] | None]:
+    """Each record in its windows, and in one that holds all of it; None for one that cannot be read."""
     from transformers import AutoTokenizer
 
     from detector.prompts import PROFILES, read_record
@@ -166,15 +187,23 @@ def _read_windows(
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ScorerError(no_model(config.scorer.name, error)) from None
-    found = []
+    found: list[tuple[Reading, Reading] | None] = []
     for record in records:
+        found.append(None)
         with suppress(RecordRejected):
             reading = read_record(record, tokenizer, PROFILES[config.profile], window_tokens)
             whole = reading
             if len(reading.windows) > 1:
                 whole = read_record(record, tokenizer, PROFILES[config.profile], _EVERYTHING)
-            found.append((reading, whole))
+            found[-1] = reading, whole
     return found
+
+
+def _worker_device(config: Config, device: str) -> str:
+    """`cuda` too where workers are asked to have a GPU and this machine has none: the cluster's do."""
+    if config.workers.device == "auto":
+        return device
+    return "cuda" if config.workers.device == "gpu" else "cpu"
 
 
 def _count_workers(config: Config, device: str) -> int | None:

@@ -10,7 +10,9 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -27,6 +29,14 @@ _TELLABLE = {
 # A user before the host, or a query; a lone `?` is a wildcard.
 _KEYED = re.compile(r"://[^/]*@|[?&][\w.-]+=")
 _POLL_SECONDS = 1.0
+_SILENT_POLLS = 120
+
+JUNK = (
+    *(".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", "*.py[co]", "*.egg-info", ".*_cache"),
+    *(".hypothesis", ".ipynb_checkpoints", ".idea", ".vscode", ".DS_Store", "/build", "/dist"),
+    *("/leadline-demo", ".env", ".env.*", "*.pem", "*.key", ".aws", ".netrc"),
+)
+"""What no job needs of a working directory, and what must not leave a machine, as `.gitignore` says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,12 @@ class Submission:
     name: str
     entrypoint: str
     runtime_env: dict[str, Any]
+    metadata: dict[str, str] = field(default_factory=dict)
+    """Shown with the job on the cluster's dashboard: who asks for what."""
+
+    def to_json(self) -> str:
+        """The request, but for the attempt number that the cluster's list of jobs decides."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False)
 
 
 def describe(
@@ -52,8 +68,9 @@ def describe(
 ) -> Submission:
     """Turn an audit into a job without contacting anything.
 
-    The code is the `leadline` package on the cluster's image; with `working_dir` it is that folder instead,
-    uploaded by Ray (100 MiB at most, `.gitignore` is honoured).
+    The code is the `leadline` package on the cluster's image, which pins it and all it needs: nothing is
+    resolved at night. With `working_dir` it is that folder instead, uploaded by Ray (100 MiB at most) without
+    what `.gitignore` and `JUNK` name, and again with everything else of the image.
     Raises ConfigError for what would mean something else on the cluster, or show a secret on its dashboard.
     """
     bundle = [] if config.bundle_place in ("auto", "none") else [config.bundle_place]
@@ -72,10 +89,11 @@ def describe(
         words += ["--set", f"{key}={json.dumps(value, ensure_ascii=False)}"]
     words += ["--address", "auto"]
     program = ["python", "-m", "jobs.cli"] if working_dir else ["leadline"]
-    runtime_env = {"working_dir": working_dir, "excludes": [".git"]} if working_dir else {}
+    runtime_env = {"working_dir": _folder(working_dir), "excludes": list(JUNK)} if working_dir else {}
     label = re.sub(r"[^A-Za-z0-9]+", "-", out.rstrip("/").rsplit("/", 1)[-1])[:40].strip("-")
     name = "-".join(part for part in ("leadline", label, fingerprint(out.rstrip("/"))) if part)
-    return Submission(name, shlex.join([*program, *words]), runtime_env)
+    metadata = {"leadline": version("leadline"), "out": mask(out)}
+    return Submission(name, shlex.join([*program, *words]), runtime_env, metadata)
 
 
 def submit(submission: Submission, address: str) -> str:
@@ -94,6 +112,7 @@ def submit(submission: Submission, address: str) -> str:
         return client.submit_job(
             entrypoint=submission.entrypoint,
             runtime_env=submission.runtime_env,
+            metadata=submission.metadata,
             submission_id=f"{submission.name}-a{number}",
         )
     except (RuntimeError, ValueError) as error:
@@ -122,7 +141,19 @@ def follow(job_id: str, address: str, write: Callable[[str], object]) -> int:
     except (RuntimeError, aiohttp.ClientError) as error:
         # A second tail would repeat the log from its start: only wait from here on.
         write(f"the log connection of {job_id} broke off ({_last_line(error)}); waiting for the job's end\n")
-    while not (job := client.get_job_info(job_id)).status.is_terminal():
+    silent = 0
+    while True:
+        try:
+            job, silent = client.get_job_info(job_id), 0
+            if job.status.is_terminal():
+                break
+        except (RuntimeError, OSError) as error:  # a tunnel or a head may be away for a while
+            silent += 1
+            if silent > _SILENT_POLLS:
+                raise JobError(
+                    f"cluster {mask(address)} does not answer any more ({_last_line(error)}); {job_id} may "
+                    "go on: ask `leadline status OUT`, which alone says whether the run is complete"
+                ) from None
         time.sleep(_POLL_SECONDS)
     if job.status == "SUCCEEDED":
         return 0
@@ -154,6 +185,14 @@ def _attempt(name: str, job_id: str | None) -> int:
     """The attempt number of a job id that belongs to `name`, else 0."""
     found = re.fullmatch(rf"{re.escape(name)}-a(\d+)", job_id or "")
     return int(found[1]) if found else 0
+
+
+def _folder(working_dir: str) -> str:
+    if "://" not in working_dir and not Path(working_dir, "jobs", "cli.py").is_file():
+        raise ConfigError(
+            f"--working-dir {working_dir}: no jobs/cli.py in it, so no code of Leadline; give a checkout"
+        )
+    return working_dir
 
 
 def _check_url(url: str) -> None:

@@ -1,7 +1,8 @@
 """The tables that a run writes: one explicit Arrow schema each, never inferred from rows.
 
-`measurements/*` may nest (they are re-read by `judge` alone). `findings/*` and `summary` are flat, because
-dashboards choke on nested Parquet. Scores point one way: higher = less grounded. Positions are code points.
+`measurements/*` and `texts` may nest (`judge` and the page alone read them). `findings/*` and `summary` are
+flat, because dashboards choke on nested Parquet. Scores point one way: higher = less grounded. Positions are
+code points.
 """
 
 import pyarrow as pa
@@ -62,7 +63,7 @@ MEASURED_RESPONSES = pa.schema(
         *_IDS,
         *_WHERE,
         pa.field("record_index", pa.int32(), nullable=False),  # joins sentences to responses within a unit
-        pa.field("question", pa.string()),  # question, answer and passages are null with --store-text none
+        pa.field("question", pa.string()),  # question, answer, passages are null without --store-text full
         pa.field("answer", pa.string()),
         pa.field("passages", pa.list_(PASSAGE)),
         *_MEASURED,
@@ -95,6 +96,22 @@ MEASURED_SENTENCES = pa.schema(
         pa.field("evidence_end", pa.int32()),
     ]
 )
+
+FLAGGED_TEXTS = pa.schema(
+    [
+        pa.field("run_id", pa.string(), nullable=False),
+        pa.field("date", pa.string(), nullable=False),
+        pa.field("response_id", pa.string()),
+        pa.field("n_sentences", pa.int32(), nullable=False),
+        pa.field("n_answer_tokens", pa.int32(), nullable=False),
+        pa.field("n_context_tokens", pa.int32(), nullable=False),
+        pa.field("question", pa.string()),
+        pa.field("answer", pa.string()),
+        pa.field("passages", pa.list_(PASSAGE)),
+        pa.field("withheld", pa.string()),  # why there is no text
+    ]
+)
+"""Table `texts`, with --store-text flagged: a row per answer with a flagged sentence."""
 
 REJECTS = pa.schema(
     [

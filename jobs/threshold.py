@@ -16,6 +16,8 @@ def resolve(config: Config, run: Run) -> Config:
     """Settings with everything that is `auto` filled in for this run. Raises ConfigError."""
     used = run.scorer.get("bundle", {}).get("digest")
     digest = used if config.bundle == "auto" else config.bundle_digest
+    if config.loo == "auto":
+        config = config.model_copy(update={"loo": run.measured_by["loo"]})
     return config.resolved(digest, reads_attention=reads_attention(run.scorer))
 
 

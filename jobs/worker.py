@@ -1,10 +1,14 @@
 """Measuring one work unit: rows in, Parquet parts out, then the marker. Holds the model; knows no queue."""
 
+import logging
 import os
+import random
+import sys
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -20,8 +24,15 @@ from jobs.bundles import read_bundle
 from jobs.commit import MEASUREMENTS, Marker, Run, write_marker
 from jobs.config import Config
 from jobs.errors import JobError
-from jobs.storage import Storage, mask
+from jobs.logs import bound, line_handler, logging_to
+from jobs.metrics import Meter
+from jobs.poison import Rows
+from jobs.redaction import TEXTS, load_redaction, stored_texts
+from jobs.storage import Storage
 from jobs.tables import DIMENSIONS, FEATURES, MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS, VERDICT
+from jobs.watchdog import Watchdog
+
+log = logging.getLogger("leadline")
 
 Row = dict[str, Any]
 
@@ -37,6 +48,7 @@ _MEASURED_COUNTS = (
     "truncated",
 )
 _LONGEST_WAIT_SECONDS = 30.0
+_KILLER = "measuring this record ends the worker's process, or takes longer than workers.stall_seconds"
 
 
 class DeviceLost(Exception):  # noqa: N818 - what happened, to whoever has to replace the process
@@ -71,17 +83,28 @@ def load_scorer(config: Config) -> Any:
 class Worker:
     """One scorer and the units that it is given, one after the other.
 
-    `load` makes the scorer from the settings. Raises JobError when it is not the scorer that run.json names,
-    or judges by another bundle: a machine with other files under the same name must not write into this run.
+    `load` makes the scorer from the settings; `alive` is called at every step of the work. Raises JobError
+    when the scorer is not the one that run.json names, or judges by another bundle: a machine with other
+    files under the same name must not write into this run.
     """
 
     def __init__(
-        self, out: str, config: Config, run: Run, load: Callable[[Config], Any] = load_scorer
+        self,
+        out: str,
+        config: Config,
+        run: Run,
+        load: Callable[[Config], Any] = load_scorer,
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
+        self.seconds: Counter[str] = Counter()
+        """What the last unit took, by stage: read, measure, write."""
+        self._lapped = time.perf_counter()
+        self._alive = alive
         self._out = out
         self._config = config
         self._run = run
         self._storage = Storage(config.storage)
+        self._redact = load_redaction(config.redact)
         self._scorer = load(config)
         self.dtype: str = self._scorer.dtype
         if self._scorer.fingerprint != run.scorer["fingerprint"]:
@@ -97,20 +120,18 @@ class Worker:
                 "give every machine the same version of Leadline and the same bundle"
             )
 
-    def audit_unit(self, unit_json: Any, attempt: int = 1) -> Marker:
+    def audit_unit(self, unit_json: Any, attempt: int = 1, aside: Collection[int] = ()) -> Marker:
         """Measure one unit, write its parts and then its marker, and return the marker.
 
-        A record that cannot be measured is a reject and stops nothing. Storage errors and DeviceLost pass
-        through: nothing is committed, and the driver decides about another attempt.
+        A record that cannot be measured is a reject and stops nothing. So is, without being measured, every
+        row whose sequence number is in `aside`: those kill. Storage errors and DeviceLost pass through:
+        nothing is committed, and the driver decides about another attempt.
         """
-        from jobs.listing import WorkUnit
         from jobs.parts import put_table
 
         started = time.monotonic()
-        unit = WorkUnit.from_json(unit_json)
-        if self._storage.stat(unit.url).etag != unit.etag:
-            raise JobError(f"{mask(unit.url)}: changed since the run began; start anew with another --out")
-        n_read, tables, spans = self._measure(unit)
+        unit = self._open(unit_json)
+        n_read, tables, spans = self._measure(unit, aside)
         parts = [
             put_table(
                 self._storage,
@@ -138,22 +159,61 @@ class Worker:
             "attempt": attempt,
             "seconds": round(time.monotonic() - started, 3),
         }
-        write_marker(self._storage, self._out, marker)
+        if self._config.store_text == "flagged":
+            marker["unit"] = unit.to_json()  # where the judge finds the texts
+        # Another worker may have been faster; then that marker stands.
+        marker = write_marker(self._storage, self._out, marker)
+        self._lap("write")
         return marker
 
-    def _measure(self, unit: Any) -> tuple[int, dict[str, dict[str, list[Row]]], Counter[str]]:
-        """How many rows were read, the rows of each table by date, and what became of spans in the unit."""
+    def probe_unit(self, unit_json: Any, rows: Rows) -> int:
+        """Measure these rows of a unit as `audit_unit` does and commit nothing: can they be survived?
+
+        Returns how many rows the unit has.
+        """
+        return self._measure(self._open(unit_json), only=range(*rows))[0]
+
+    def _open(self, unit_json: Any) -> Any:
+        from jobs.listing import WorkUnit
+
+        self.seconds.clear()
+        self._lapped = time.perf_counter()
+        unit = WorkUnit.from_json(unit_json)
+        unit.check_unchanged(self._storage)
+        return unit
+
+    def _lap(self, stage: str) -> None:
+        """Book the time since the last lap to a stage."""
+        now = time.perf_counter()
+        self.seconds[stage] += now - self._lapped
+        self._lapped = now
+        self._alive()
+
+    def _measure(
+        self, unit: Any, aside: Collection[int] = (), only: Collection[int] | None = None
+    ) -> tuple[int, dict[str, dict[str, list[Row]]], Counter[str]]:
+        """How many rows were read, the rows of each table by date, and what became of spans in the unit.
+
+        Rows by their sequence number: those in `aside` are rejects, with `only` all others are passed over.
+        """
         from jobs.formats import Accepted, read_unit, record_date
 
         n_read = n_audited = 0
+        aside = frozenset(aside)
         tables: dict[str, dict[str, list[Row]]] = {kind: defaultdict(list) for kind in SCHEMAS}
         spans: Counter[str] = Counter()
         for row in read_unit(unit, self._storage, self._config, spans):
             n_read += 1
+            self._lap("read")
+            if only is not None and n_read - 1 not in only:
+                continue
             if isinstance(row, Accepted):
-                subject, outcome = row.record, self._measure_record(row.record)
+                killer = RecordRejected(RejectReason.SCORING_FAILED, _KILLER) if n_read - 1 in aside else None
+                subject, outcome = row.record, killer or self._measure_record(row.record)
+                texts, outcome = self._texts(subject, outcome)
             else:
                 subject, outcome = row, RecordRejected(row.reason, row.detail)
+            self._lap("measure")
             date = record_date(subject, unit.partitions) or self._run.date
             ids = {"run_id": self._run.run_id, "date": date, "path": row.path, "position": row.position}
             ids |= {name: getattr(subject, name) for name in _IDS}
@@ -161,11 +221,24 @@ class Worker:
                 reject = {"reason": outcome.reason.value, "detail": outcome.detail}
                 tables["rejects"][date].append(ids | reject)
                 continue
-            text = self._config.store_text == "full"
-            tables["responses"][date].append(ids | _response_row(subject, outcome, n_audited, text=text))
+            tables["responses"][date].append(ids | texts | _response_row(outcome, n_audited))
             tables["sentences"][date] += _sentence_rows(subject, outcome, n_audited)
             n_audited += 1
         return n_read, tables, spans
+
+    def _texts(
+        self, record: Record, outcome: Measurement | RecordRejected
+    ) -> tuple[Row, Measurement | RecordRejected]:
+        """What of a record's texts is stored now, and the outcome: a text that cannot be redacted is one."""
+        texts: Row = dict.fromkeys(TEXTS)
+        if self._config.store_text == "none" or isinstance(outcome, RecordRejected):
+            return texts, outcome
+        try:
+            redacted = stored_texts(record, self._redact)
+        except RecordRejected as rejected:
+            return texts, rejected
+        # With `flagged` the judge reads them again, once it is known which.
+        return redacted if self._config.store_text == "full" else texts, outcome
 
     def _measure_record(self, record: Record) -> Measurement | RecordRejected:
         try:
@@ -185,31 +258,58 @@ class Worker:
 class WorkerProcess:
     """A Worker as a Ray actor. No restarts and no retries of Ray's: the driver queues what was lost."""
 
-    def __init__(self, *arguments: Any) -> None:
-        self._worker = Worker(*arguments)
+    def __init__(self, out: str, config: Config, run: Run, load: Callable[[Config], Any]) -> None:
+        self._run_id, self._form = run.run_id, config.log_format
+        self._watchdog = Watchdog(config.workers.stall_seconds, sys.__stderr__)
+        self._meter = Meter(run.run_id)
+        with self._at_work():
+            self._worker = Worker(out, config, run, load, self._watchdog.alive)
 
     def ready(self) -> str:
         """The dtype that the scorer computes in; answers once it is loaded."""
         return self._worker.dtype
 
-    def audit_unit(self, unit_json: Any, attempt: int) -> Marker:
+    def audit_unit(self, unit_json: Any, attempt: int, aside: Collection[int] = ()) -> Marker:
         """`Worker.audit_unit`. A second attempt waits a little: what failed is probably the storage."""
-        time.sleep(min(2.0 ** (attempt - 1) - 1.0, _LONGEST_WAIT_SECONDS))
-        try:
-            return self._worker.audit_unit(unit_json, attempt)
-        except DeviceLost:
-            # A dead process is replaced and its unit done again; this one would only make rejects.
-            traceback.print_exc()
-            os._exit(1)
+        # Not all at once: workers that the storage refused together would be refused together again.
+        time.sleep(min(2.0 ** (attempt - 1) - 1.0, _LONGEST_WAIT_SECONDS) * random.uniform(0.5, 1.0))
+        with self._at_work(unit_id=unit_json["unit_id"], attempt=attempt):
+            marker = self._worker.audit_unit(unit_json, attempt, aside)
+            spent = self._worker.seconds
+            self._meter.count(marker, spent)
+            log.info(
+                "unit %s: %d rows read, %d rejected; %s",
+                marker["unit_id"],
+                marker["n_read"],
+                marker["n_rejected"],
+                ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in spent.items()),
+            )
+        return marker
+
+    def probe_unit(self, unit_json: Any, rows: Rows) -> int:
+        """`Worker.probe_unit`."""
+        with self._at_work(unit_id=unit_json["unit_id"]):
+            log.info("unit %s: rows %d up to %d, to see whether they kill", unit_json["unit_id"], *rows)
+            return self._worker.probe_unit(unit_json, rows)
+
+    @contextmanager
+    def _at_work(self, **ids: Any) -> Iterator[None]:
+        """Log lines with these ids, a watchdog, and an end to the process that lost its device."""
+        with logging_to(line_handler(self._form)), bound(run_id=self._run_id, **ids):
+            self._watchdog.alive()
+            try:
+                yield
+            except DeviceLost:
+                # A dead process is replaced and its unit done again; this one would only make rejects.
+                log.exception("the accelerator is lost; this process ends")
+                os._exit(1)
+            finally:
+                self._watchdog.rest()
 
 
-def _response_row(record: Record, measured: Measurement, record_index: int, *, text: bool) -> Row:
-    passages = [{"id": p.id, "text": p.text, "source": p.source, "score": p.score} for p in record.passages]
+def _response_row(measured: Measurement, record_index: int) -> Row:
     return {
         "record_index": record_index,
-        "question": record.question if text else None,
-        "answer": record.answer if text else None,
-        "passages": passages if text else None,
         **_features(measured.features),
         "ensemble": measured.ensemble,
         "n_sentences": len(measured.sentences),

@@ -84,7 +84,7 @@ def _arm(order: Path, kind: str, event: str, out: str, n_markers: int) -> None:
                 raise OSError("503 SlowDown")
             os.kill(os.getpid(), signal.SIGKILL)
 
-    measure, write = FakeScorer.measure, Storage.write
+    measure, write, create = FakeScorer.measure, Storage.write, Storage.create
 
     def measure_or_fail(self: FakeScorer, *arguments: Any, **options: Any) -> Measurement:
         happens("measure")
@@ -92,10 +92,15 @@ def _arm(order: Path, kind: str, event: str, out: str, n_markers: int) -> None:
 
     def write_or_fail(self: Storage, url: str, data: bytes) -> None:
         write(self, url, data)
-        happens("marker" if "/units/" in url else "part")
+        happens("part")
+
+    def create_or_fail(self: Storage, url: str, data: bytes) -> bool:
+        created = create(self, url, data)
+        happens("marker")
+        return created
 
     # Only in this worker's process, which no other test uses.
-    FakeScorer.measure, Storage.write = measure_or_fail, write_or_fail
+    FakeScorer.measure, Storage.write, Storage.create = measure_or_fail, write_or_fail, create_or_fail
 
 
 @dataclass

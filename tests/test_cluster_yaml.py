@@ -63,6 +63,13 @@ def test_the_image_pins_a_python_minor_that_the_package_supports(cluster):
     assert (int(major), int(minor)) >= tuple(int(part) for part in required.removeprefix(">=").split("."))
 
 
+def test_what_the_setup_installs_is_the_same_every_night(cluster):
+    installs = [c for c in cluster["setup_commands"] if "pip install" in c]
+    assert installs and all("--constraint /home/ray/dist/constraints.txt" in c for c in installs)
+    assert cluster["file_mounts"]["/home/ray/dist"] == "dist"
+    assert not cluster["docker"]["image"].endswith(("latest", "nightly"))
+
+
 def test_no_work_lands_on_the_head_and_the_head_is_never_reclaimed(cluster):
     head = cluster["available_node_types"][cluster["head_node_type"]]
     assert head["resources"] == {"CPU": 0}

@@ -43,6 +43,8 @@ def test_the_detector_runs_on_a_machine_without_what_jobs_needs():
         f"sys.modules.update(dict.fromkeys({sorted(NOT_FOR_THE_DETECTOR - BROUGHT_BY_TRANSFORMERS)!r}))\n"
         "import detector\n"
         "for module in pkgutil.walk_packages(detector.__path__, 'detector.'):\n"
+        # Imported where triton is, which torch brings along for CUDA alone.
+        "    if module.name == 'detector.vocabulary_kernel': continue\n"
         "    importlib.import_module(module.name)\n"
     )
     assert result.returncode == 0, result.stderr

@@ -6,7 +6,7 @@ In a file of spans a row is a trace (`jobs.formats.spans`), else a line, item or
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from detector.errors import RecordRejected, RejectReason
@@ -14,6 +14,7 @@ from jobs.config import Config
 from jobs.formats import csv_table, json_document, jsonl, parquet
 from jobs.formats.aliases import check_fields, fold
 from jobs.formats.aliases import resolved_mapping as _resolved_mapping
+from jobs.formats.kind import as_found
 from jobs.formats.labels import Labels, place_id, read_labels, record_date
 from jobs.formats.outcome import Accepted, Incomplete, Malformed, Reject
 from jobs.formats.paths import Row
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 def read_unit(
     unit: "WorkUnit", storage: Storage, config: Config, counts: Counter[str] | None = None
 ) -> Iterator[Accepted | Reject]:
-    """The unit's rows in order, each as a record or as a reject with its reason.
+    """The unit's rows in order, file by file, each as a record or as a reject with its reason.
 
     Of a file of spans it adds to `counts` what `read_traces` says.
 
@@ -50,8 +51,8 @@ def read_unit(
     OSError (and what else the store raises) when bytes cannot be had; reading again from the start is safe.
     """
     fields = check_fields(config.fields)
-    path = mask(unit.url)
-    for position, values in read_rows(unit, storage, config, counts):
+    for url, position, values in _read_files(unit, storage, config, counts):
+        path = mask(url)
         row = Row(values if isinstance(values, dict) else getattr(values, "values", {}))
         labels = read_labels(row, unit.partitions, fields)
         if isinstance(values, Malformed):
@@ -67,7 +68,7 @@ def read_unit(
                 unit.partitions,
                 fields,
                 allow_missing_question=config.read.allow_missing_question,
-                own_id=place_id(unit.url, position),
+                own_id=place_id(url, position),
             )
         except RecordRejected as rejected:
             yield _reject(rejected.reason, rejected.detail, path, position, labels)
@@ -79,10 +80,23 @@ def read_rows(
     unit: "WorkUnit", storage: Storage, config: Config, counts: Counter[str] | None = None
 ) -> Iterator[tuple[int, dict[str, Any] | Malformed | Incomplete]]:
     """The unit's raw rows with their positions, before any name is looked up; traces in our names."""
-    rows = _raw_rows(unit, storage, config)
-    if unit.system is not None:
-        rows = _folded(unit, rows, config, Counter() if counts is None else counts)
-    return islice(rows, unit.max_rows)
+    return ((position, values) for _, position, values in _read_files(unit, storage, config, counts))
+
+
+def _read_files(
+    unit: "WorkUnit", storage: Storage, config: Config, counts: Counter[str] | None
+) -> Iterator[tuple[str, int, dict[str, Any] | Malformed | Incomplete]]:
+    """`read_rows` with the URL that each row is from."""
+
+    def read_file(file: "WorkUnit") -> Iterator[tuple[str, int, dict[str, Any] | Malformed | Incomplete]]:
+        file = as_found(file, storage, config.read)
+        rows = _raw_rows(file, storage, config)
+        if file.system is not None:
+            rows = _folded(file, rows, config, Counter() if counts is None else counts)
+        for position, values in rows:
+            yield file.url, position, values
+
+    return islice(chain.from_iterable(map(read_file, unit.files())), unit.max_rows)
 
 
 def _folded(

@@ -27,6 +27,9 @@ BATCH_BYTES = 256 << 20
 """What decoding one batch may take. One dictionary entry can be as large as its whole column and stand in
 every row, so a batch has as many rows as fit under this if each were as large as the row group.
 """
+MAX_ROWS_PER_BYTE = 12
+"""Of a file with more than FREE_ROWS: empty rows and equal ones take no room, and memory for each of them."""
+FREE_ROWS = 250_000
 
 
 def read_row_groups(storage: Storage, url: str) -> list[int] | None:
@@ -76,9 +79,15 @@ def read_rows(
             yield 0, Malformed(f"the Parquet footer cannot be read, so no row can ({one_line(error)})")
             return
         with closing(file):
-            groups = range(file.metadata.num_row_groups) if unit.row_group is None else (unit.row_group,)
+            n_groups, n_bytes = file.metadata.num_row_groups, source.seek(0, 2)
+            n_rows = sum(file.metadata.row_group(group).num_rows for group in range(n_groups))
+            if n_rows > max(FREE_ROWS, MAX_ROWS_PER_BYTE * n_bytes):
+                if unit.row_group in (None, 0) and unit.start == 0:
+                    yield 0, Malformed(f"{n_rows} rows in {n_bytes} bytes: it was made to fill a memory")
+                return
+            groups = range(n_groups) if unit.row_group is None else (unit.row_group,)
             for group in groups:
-                if group >= file.metadata.num_row_groups:
+                if group >= n_groups:
                     yield 0, Malformed(f"row group {group} is gone: the file changed after it was listed")
                     return
                 stop = file.metadata.row_group(group).num_rows if unit.row_group is None else unit.stop

@@ -13,6 +13,12 @@ from jobs.storage import Storage
 BLOCK_BYTES = 256 << 10
 """How much is read at a time, and about how much a remote store fetches ahead."""
 
+MAX_EXPANSION = 200
+"""How many times its size a compressed object may expand to, beyond FREE_EXPANSION_BYTES: logs come to 5 to
+50, and what comes to more was made to fill a memory."""
+
+FREE_EXPANSION_BYTES = 4 << 20
+
 BROKEN = (OSError, EOFError, zlib.error, pa.ArrowException)
 """What the decoders raise for broken content. Arrow says OSError too, hence `Source.failed`."""
 
@@ -29,12 +35,15 @@ class Source:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.failed = False
+        self.n_read = 0
+        """Bytes that were read so far."""
 
     def read(self, size: int = -1) -> bytes:
         """At most `size` bytes (-1: all)."""
         self.failed = True
         data = self._file.read(size)
         self.failed = False
+        self.n_read += len(data)
         return data
 
     def seek(self, offset: int, whence: int = 0) -> int:
@@ -85,17 +94,32 @@ def decoded(source: Source) -> Read:
     """A read function over the decompressed content, in bounded memory.
 
     The first bytes decide, not the name: stores and clients decompress `.gz` objects on their own at times.
-    It may return less than it was asked for. Reading raises one of `BROKEN` where the content breaks off.
+    It may return less than it was asked for. Reading raises one of `BROKEN` where the content breaks off, or
+    expands beyond all measure.
     """
     compression = compression_of(source.read(4))
     source.seek(0)
     if compression == "gzip":
         # Not `read`: it would lose what it has already decoded when it meets the break.
-        return gzip.GzipFile(fileobj=source, mode="rb").read1
+        return _bounded(gzip.GzipFile(fileobj=source, mode="rb").read1, source)
     if compression == "zstd":
         stream = pa.input_stream(source, compression="zstd")
-        return lambda size: stream.read(min(size, 4096))  # what a break costs at most
+        return _bounded(lambda size: stream.read(min(size, 4096)), source)  # what a break costs at most
     return source.read
+
+
+def _bounded(read: Read, source: Source) -> Read:
+    n_out = 0
+
+    def read_on(size: int) -> bytes:
+        nonlocal n_out
+        data = read(size)
+        n_out += len(data)
+        if n_out > max(FREE_EXPANSION_BYTES, MAX_EXPANSION * source.n_read):
+            raise EOFError(f"it expands to over {MAX_EXPANSION} times its size; unpack it to read it")
+        return data
+
+    return read_on
 
 
 def one_line(error: BaseException, limit: int = 200) -> str:

@@ -54,6 +54,7 @@ def collect_cards(
     scale: Scale | None,
     methods: tuple[str, ...],
     trained: bool = False,
+    store_text: str = "full",
 ) -> tuple[Card, ...]:
     """The `n_cards` worst answers of the run: flagged first, then by their highest sentence score.
 
@@ -70,7 +71,10 @@ def collect_cards(
     sentences = _read_sentences(storage, out, stems, set(by_id), columns, n_lines)
     built: dict[str, Card] = {}
     columns = [*_TEXT, "response_id", *_MATCH]
-    for _, part in read_rows(storage, out, "measurements/responses", columns, stems, set(by_id)):
+    table = "measurements/responses"
+    if store_text == "flagged":
+        table, columns = "texts", [*columns, "withheld"]
+    for _, part in read_rows(storage, out, table, columns, stems, set(by_id)):
         # One row at a time: a part of long records is large enough as Arrow.
         for index in range(part.num_rows):
             measured = part.slice(index, 1).to_pylist()[0]
@@ -160,6 +164,7 @@ def _build(
         rows=tuple(_row(row, shades[row["sentence_index"]], shown, methods) for row in sentences),
         passages=views,
         n_passages_hidden=len(passages) - len(views),
+        withheld=measured.get("withheld"),
     )
 
 

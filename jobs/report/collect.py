@@ -63,7 +63,10 @@ def collect(out: str, storage: Storage, config: Config) -> Page:
     others = tuple(name for name in find_methods(storage, out) if name != method)
     scale = _scale(summary, reference)
     bundle = run.scorer.get("bundle", {})
-    cards = collect_cards(storage, out, config.report.cards, scale, others, METHODS[method].trained)
+    store_text = run.config.get("store_text", "full")
+    cards = collect_cards(
+        storage, out, config.report.cards, scale, others, METHODS[method].trained, store_text
+    )
     leave_one_out = run.config.get("loo") != "off"
     return Page(
         title=config.report.title,
@@ -92,6 +95,11 @@ def collect(out: str, storage: Storage, config: Config) -> Page:
         provenance=collect_provenance(run, reference, config, out),
         decides=explain_decision(method, run.config.get("loo", "exact"), config.judge.evidence_floor_nats),
         limits=(bundle["limits"], *LIMITS) if METHODS[method].trained and bundle else LIMITS,
+        store_text=store_text,
+        n_withheld=sum(
+            len(part) - part["withheld"].null_count
+            for _, part in (read_rows(storage, out, "texts", ["withheld"]) if store_text == "flagged" else ())
+        ),
     )
 
 

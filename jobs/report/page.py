@@ -216,6 +216,8 @@ class Card:
     rows: tuple[SentenceRow, ...]
     passages: tuple[PassageView, ...]
     n_passages_hidden: int
+    withheld: str | None = None
+    """Why a text that the run's settings would store is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,3 +291,6 @@ class Page:
     provenance: Provenance
     decides: tuple[str, ...]
     limits: tuple[str, ...]
+    store_text: str
+    n_withheld: int
+    """Flagged answers whose text could not be read from the logs again."""

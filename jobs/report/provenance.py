@@ -30,6 +30,7 @@ def collect_provenance(run: Run, reference: Reference, config: Config, out: str)
         "Arithmetic": str(run.scorer.get("dtype", "")),
         "Prompt profile": str(run.config.get("profile", "")),
         "Leave-one-out": str(run.config.get("loo", "")),
+        "Texts redacted by": str(run.config.get("redact") or ""),
         "Units of work": f"{run.n_units:,}",
         "Deciding method": reference.deciding_method,
         "Evidence floor": f"{config.judge.evidence_floor_nats:g} nats per token",

@@ -9,11 +9,14 @@ import pytest
 
 import jobs.audit
 import jobs.bundles
+import jobs.lease
 import jobs.listing
 from detector.errors import ProfileError, ScorerError
 from detector.identity import fingerprint
 from jobs.audit import audit, rejudge
 from jobs.errors import ConfigError, JobError
+from jobs.lease import hold
+from jobs.storage import Storage
 from tests import fake_scorer, stand_in_head
 from tests.runs import N_REJECTED, N_ROWS, markers, row, settings, tables, write_logs, write_rows
 
@@ -114,6 +117,35 @@ def test_the_same_call_again_does_nothing(logs, scorer, finished, monkeypatch):
     assert again.totals == json.loads((finished / "_SUCCESS").read_text())["totals"]
     assert again.n_units_measured == 0
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+
+
+def test_a_driver_beside_another_is_refused_and_changes_nothing(logs, scorer, finished, out):
+    before = tables(finished)
+    with hold(Storage(), str(finished)):
+        for drive in (
+            lambda: run(logs, finished, settings(scorer, judge={"flag_budget": 0.5})),
+            lambda: rejudge(str(finished), settings(scorer, judge={"flag_budget": 0.5})),
+        ):
+            with pytest.raises(JobError, match="another driver is at work here"):
+                drive()
+        assert run(logs, finished, settings(scorer)).n_units_measured == 0  # nothing to do needs no lease
+    assert tables(finished) == before and (finished / "_SUCCESS").exists()
+
+
+def test_a_driver_that_was_succeeded_judges_nothing(logs, scorer, finished, monkeypatch):
+    before = tables(finished)
+    conclude = jobs.audit._conclude
+
+    def lose_the_lease_first(*arguments):
+        (lease,) = finished.glob("lease/*.json")
+        lease.unlink()
+        monkeypatch.setattr(jobs.lease, "_TRUST_SECONDS", 0.0)
+        return conclude(*arguments)
+
+    monkeypatch.setattr(jobs.audit, "_conclude", lose_the_lease_first)
+    with pytest.raises(JobError, match="no longer holds it"):
+        rejudge(str(finished), settings(scorer, judge={"flag_budget": 0.5}))
+    assert tables(finished) == before and (finished / "_SUCCESS").exists()
 
 
 def test_another_flag_budget_only_judges_again(logs, scorer, finished, monkeypatch):
@@ -233,12 +265,20 @@ def test_a_storage_error_costs_an_attempt_and_nothing_else(logs, scorer, out, tm
     assert result.totals["n_read"] == N_ROWS
 
 
-def test_a_unit_that_kills_every_worker_fails_alone(scorer, out, tmp_path):
+def test_a_record_that_kills_every_worker_is_rejected_alone(scorer, out, tmp_path):
+    rows = [row(0, answer="die here"), row(1), row(2)]
+    logs = write_rows(tmp_path / "logs.jsonl", rows)
+    config = settings(scorer, workers={"count": 1, "device": "cpu"}, read={"unit_bytes": 1 << 20})
+    totals = run(logs, out, config).totals
+    assert (totals["n_read"], totals["n_audited"], totals["n_scoring_failed"]) == (3, 2, 1)
+
+
+def test_a_unit_that_kills_its_worker_and_is_not_tried_again_fails_alone(scorer, out, tmp_path):
     rows = [row(number) for number in range(12)]
     rows[4] = row(4, answer="die here")
     logs = write_rows(tmp_path / "logs.jsonl", rows)
-    with pytest.raises(JobError, match=r"1 of \d+ units failed every one of 2 attempts.*worker died"):
-        run(logs, out, settings(scorer, workers={"count": 2, "device": "cpu", "max_attempts": 2}))
+    with pytest.raises(JobError, match=r"1 of \d+ units failed every one of 1 attempts.*worker died"):
+        run(logs, out, settings(scorer, workers={"count": 2, "device": "cpu", "max_attempts": 1}))
     n_units = json.loads((out / "run.json").read_text())["n_units"]
     assert len(markers(out)) == n_units - 1
     assert len(json.loads((out / "progress.json").read_text())["failed"]) == 1

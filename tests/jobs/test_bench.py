@@ -268,6 +268,12 @@ def test_the_gpu_suite_runs_dry_with_torch_transformers_and_numpy_alone(tmp_path
     assert [case["mean_pieces"] for run in runs for case in run["cases"]] == [2, 3]
     names = [one["name"] for one in runs[0]["cases"][0]["contenders"]]
     assert names == ["exact", "masked", "off", "reference", "padded", "separate"]
+    for rows in (run["executors"] for run in runs):
+        assert [row["mode"] for row in rows[::3]] == ["exact", "masked", "off"] and len(rows) == 9
+        walk, alone, many = (row["computed_tokens"] for row in rows[:3])
+        assert walk == alone > many  # which reads once what all prompts begin with
+        assert 0 < max(row["off_walk_nats"] for row in rows) < 1e-4
+    assert "Packs against the cached walk" in done.stdout
 
 
 def test_tables_are_plain_text_where_rich_is_missing(found, monkeypatch, capsys):

@@ -277,7 +277,62 @@ def test_judging_where_no_run_is_says_so(leadline, tmp_path):
 def test_a_dry_submission_prints_the_command_and_contacts_nobody(leadline):
     ran = leadline("submit", "s3://b/l", "--out", "s3://b/o", "--workers", 4, "--dry-run")
     assert ran.code == 0
-    assert ran.out == "leadline audit s3://b/l --out s3://b/o --set workers.count=4 --address auto\n"
+    request = json.loads(ran.out)
+    assert (
+        request["entrypoint"] == "leadline audit s3://b/l --out s3://b/o --set workers.count=4 --address auto"
+    )
+
+
+def test_a_submission_is_of_the_day_it_was_submitted_on(leadline):
+    words = ("--out", "s3://b/{date}", "--profile", "s3://b/{yesterday}/profile.json", "--date", "2026-12-01")
+    ran = leadline("submit", "s3://b/dt={yesterday}/", *words, "--dry-run")
+    entrypoint = json.loads(ran.out)["entrypoint"]
+    assert "s3://b/dt=2026-11-30/ --out s3://b/2026-12-01 " in entrypoint
+    assert "--profile s3://b/2026-11-30/profile.json" in entrypoint and ran.err == ""
+
+
+def test_days_are_written_out_before_the_job_begins(leadline, audited):
+    ran = leadline("audit", "a/{yesterday:%Y/%m}", "b/{x,y}", "--out", "o/{today}", "--date", "2027-01-01")
+    assert ran.code == 0
+    assert (audited.logs, audited.out) == (["a/2026/12", "b/{x,y}"], "o/2027-01-01")
+
+
+def test_the_day_that_nobody_set_is_told_once(leadline, audited):
+    ran = leadline("audit", "a/{today}", "--out", "o/{today}")
+    assert audited.logs == [audited.out.replace("o/", "a/")]
+    assert ran.err == f"leadline: {{today}} is {audited.out[2:]}, in UTC; --date sets another day\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("audit", "a", "--out"), ("plan",), ("status",), ("judge",), ("report",), ("submit", "/a", "--out")],
+)
+def test_a_day_that_is_not_one_stops_every_command(leadline, audited, words):
+    ran = leadline(*words, "o/{tomorow}")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("leadline: error: {tomorow}: not known; days are written {today}")
+
+
+def test_a_plan_takes_the_options_of_the_audit(leadline, tmp_path, tiny_scorer_dir):
+    row = {"question": "Who?", "contexts": ["Ada built it."], "answer": "Ada."}
+    (tmp_path / "2026-11-30.jsonl").write_text(json.dumps(row) + "\n")
+    words = (
+        f"{tmp_path}/{{date}}.jsonl",
+        "--date",
+        "2026-11-30",
+        "--scorer",
+        tiny_scorer_dir,
+        "--loo",
+        "off",
+    )
+    ran = leadline(
+        "plan", *words, "--tokens-per-second", 10, "--price-per-hour", 2, "--output-format", "json"
+    )
+    assert ran.code == 0, ran.err
+    estimate = json.loads(ran.out)["estimate"]
+    hours = estimate["tokens"]["value"] / 10 / 3600
+    assert estimate["worker_hours"]["value"] == pytest.approx(hours)
+    assert estimate["cost"]["value"] == pytest.approx(2 * hours)
 
 
 def test_the_demo_audits_the_bundled_logs_with_the_defaults(leadline, audited):

@@ -199,6 +199,20 @@ def test_markers_are_read_back_by_unit_and_partial_files_are_no_markers(out):
     assert read_markers(STORAGE, out)["a"] == marker("a")
 
 
+def test_of_two_attempts_at_a_unit_the_first_marker_stands_and_its_parts_stay(out):
+    parts = [f"measurements/responses/date=2026-01-01/a-{name}.parquet" for name in ("1" * 12, "2" * 12)]
+    for part in parts:
+        STORAGE.write(f"{out}/{part}", b"x")
+    first, second = marker("a", parts[:1]), marker("a", parts[1:])
+    assert write_marker(STORAGE, out, first) == first
+    assert write_marker(STORAGE, out, second) == first
+    assert write_marker(STORAGE, out, first) == first  # its answer may have been lost
+    markers = read_markers(STORAGE, out)
+    assert markers == {"a": first}
+    assert sweep(STORAGE, out, markers.values()) == 1
+    assert STORAGE.exists(f"{out}/{parts[0]}") and not STORAGE.exists(f"{out}/{parts[1]}")
+
+
 def test_sweep_deletes_what_no_marker_names_and_nothing_else(out):
     kept = "measurements/responses/date=2026-01-01/a-111111111111.parquet"
     stays = [

@@ -46,6 +46,19 @@ def test_a_config_file_that_is_not_there_or_not_yaml_is_named(tmp_path):
         load_config(str(tmp_path / "bad.yaml"), [], {})
 
 
+def test_off_needs_no_quotes_in_yaml_and_in_set(tmp_path):
+    path = tmp_path / "leadline.yaml"
+    path.write_text("loo: off\nread: {allow_missing_question: off}\nstorage: {use_ssl: off}\n")
+    for found in (load_config(str(path), [], {}), load_config(None, ["loo=off", "storage.use_ssl=no"], {})):
+        assert (found.loo, found.storage, found.read.allow_missing_question) == (
+            "off",
+            {"use_ssl": False},
+            False,
+        )
+    with pytest.raises(ConfigError, match="setting loo"):
+        load_config(None, ["loo=on"], {})
+
+
 def test_only_what_numbers_depend_on_identifies_a_measurement():
     plain = Config().measured_by()
     same = load_config(None, ["scorer.cache_dir=/x", "judge.flag_budget=0.3", "workers.count=9"], {})

@@ -285,11 +285,11 @@ def test_the_digest_of_a_unit_does_not_depend_on_its_neighbours_and_changes_with
     def digest():
         return units_of(tmp_path)[-1].unit_id.split("-")[1]
 
-    make(tmp_path, "b.jsonl")
+    make(tmp_path, "b=1/b.jsonl")
     alone = digest()
     make(tmp_path, "a.jsonl")
     assert digest() == alone
-    make(tmp_path, "b.jsonl", data=LINE * 2)
+    make(tmp_path, "b=1/b.jsonl", data=LINE * 2)
     assert digest() != alone
 
 
@@ -302,9 +302,9 @@ def test_units_cover_a_file_without_gap_or_overlap(tmp_path):
 
 def test_a_row_group_is_cut_into_at_most_sixteen_slices(tmp_path):
     pq.write_table(pa.Table.from_pylist([GOOD] * 1000), tmp_path / "a.parquet")
-    slices = [(unit.start, unit.stop) for unit in units_of(tmp_path, settings(unit_rows=1))]
+    slices = [(unit.start, unit.stop) for unit in units_of(tmp_path, settings(unit_rows=1, unit_bytes=100))]
     assert len(slices) == 16 and slices[0][0] == 0 and slices[-1][1] == 1000
-    assert len(units_of(tmp_path, settings(unit_rows=500))) == 2
+    assert len(units_of(tmp_path, settings(unit_rows=500, unit_bytes=100))) == 2
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv", "a.json"])
@@ -337,7 +337,7 @@ def test_a_store_that_fails_while_reading_a_footer_raises_and_is_no_unreadable_f
     pq.write_table(pa.Table.from_pylist([GOOD]), tmp_path / "a.parquet")
     files = freeze([str(tmp_path)], STORAGE, settings().read)
     with pytest.raises(ConnectionResetError):
-        list(cut(files, Failing(), settings().read))
+        list(cut(files, Failing(), settings(unit_bytes=100).read))
 
 
 # A limit

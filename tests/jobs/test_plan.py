@@ -1,13 +1,17 @@
 """The plan: what would be read is shown as it would be read, and nothing is written."""
 
 import csv
+import gzip
 import json
+import random
 
 import pytest
 
 from jobs.config import Config, load_config
 from jobs.errors import ConfigError
-from jobs.plan import make_plan
+from jobs.formats import read_rows
+from jobs.listing import cut, freeze
+from jobs.plan import _count_rows, _Metered, make_plan
 
 
 def row(i, **changes):
@@ -131,6 +135,19 @@ def test_logs_without_a_single_usable_row_still_get_a_plan(tmp_path):
 def test_logs_that_are_not_there_are_an_error(tmp_path):
     with pytest.raises(ConfigError, match="absent"):
         make_plan([str(tmp_path / "absent")], Config())
+
+
+def test_rows_of_a_file_that_is_too_long_to_count_are_told_by_its_bytes(tmp_path, monkeypatch):
+    chooser = random.Random(3)
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        for i in range(12_000):
+            file.write(json.dumps(row(i, answer=f"{chooser.random()}")) + "\n")
+    storage = _Metered()
+    (unit,) = cut(freeze([str(tmp_path)], storage, Config().read), storage, Config().read)
+    counted = _count_rows(unit, storage, 0, read_rows(unit, storage, Config()))
+    assert counted != 12_000 and counted == pytest.approx(12_000, rel=0.1)
+    monkeypatch.setattr("jobs.plan._COUNTED_ROWS", 20_000)
+    assert _count_rows(unit, storage, 0, read_rows(unit, storage, Config())) == 12_000
 
 
 def test_planning_writes_nothing(tmp_path):

@@ -73,7 +73,9 @@ def test_windows_cost_what_they_compute_against_one_of_the_records_size(settings
 
 
 def test_lines_name_model_record_window_workers_and_windows():
-    needs = Needs(120, 538_060_032, 187_000_000, 2230, 610_000_000, 8192, 2, 3, 4, 41_000, 20_000)
+    needs = Needs(
+        120, 538_060_032, 187_000_000, 2230, 610_000_000, 8192, 2, 3, 4, 41_000, 20_000, "cpu", "exact", ()
+    )
     memory, windows = needs.to_lines()
     assert memory == (
         "memory: model 538 MB + up to 187 MB per worker for the longest record of the sample (2,230 tokens), "

@@ -1,6 +1,7 @@
 """Status: what OUT alone says while a run goes on, after a kill and at the end."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from jobs.commit import create_run, finish, write_marker, write_progress
 from jobs.config import Config
 from jobs.errors import ConfigError
+from jobs.lease import Holder
 from jobs.status import read_status, spell_seconds
 from jobs.storage import Storage
 from jobs.tables import REASONS
@@ -99,6 +101,50 @@ def test_units_that_were_given_up_are_named_with_their_error(out):
     text = status(out).to_text()
     assert "1 given up" in text
     assert "failed  u3: OSError: connection reset" in text
+
+
+def test_units_that_were_given_up_are_named_after_the_driver_too_but_not_once_they_are_done(out):
+    write_progress(
+        Storage(), out, progress(86_400, failed={"u1": "RuntimeError: late", "u3": "OSError: reset"})
+    )
+    found = status(out)
+    assert (found.state, found.failed) == ("stopped", {"u3": "OSError: reset"})
+
+
+def lease(out, seconds_ago=0, **changes):
+    """As a driver writes it that renewed it so long ago."""
+    holder = replace(Holder.this((NOW - timedelta(seconds=seconds_ago)).timestamp()), **changes)
+    Storage().write(f"{out}/lease/000001.json", holder.to_json())
+    return holder
+
+
+def test_a_killed_driver_is_told_from_a_silent_one_by_its_lease(out):
+    write_progress(Storage(), out, progress(seconds_ago=5))
+    holder = lease(out, process_began="1")  # its process number is another process's now
+    found = status(out)
+    assert (found.state, found.tokens_per_second, found.driver) == ("stopped", None, str(holder))
+    assert "the driver is gone; run the same audit again" in found.to_text()
+    lease(out)
+    write_progress(Storage(), out, progress(seconds_ago=500))
+    assert status(out).state == "measuring"
+
+
+def test_a_driver_on_another_machine_is_alive_while_its_lease_is_renewed(out):
+    lease(out, seconds_ago=60, machine="elsewhere", pid=1)
+    assert status(out).state == "measuring"
+    lease(out, seconds_ago=90, machine="elsewhere", pid=1)
+    assert status(out).state == "stopped"
+
+
+def test_a_lease_that_is_not_understood_is_no_sign_of_anything(out):
+    Storage().write(f"{out}/lease/000001.json", b'{"of": "another version"}')
+    write_progress(Storage(), out, progress(seconds_ago=5))
+    assert (status(out).state, status(out).driver) == ("measuring", None)
+
+
+def test_the_work_is_told_in_tokens_and_time_of_workers(out):
+    assert status(out).worker_seconds == 4.0
+    assert "work    2,000 tokens computed in 4 s of workers" in status(out).to_text()
 
 
 def test_all_units_measured_and_a_living_driver_is_judging(out):

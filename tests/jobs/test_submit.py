@@ -9,21 +9,30 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.error import URLError
 from urllib.request import urlopen
+from zipfile import ZipFile
 
 import pytest
 
 from jobs.config import Config, load_config
 from jobs.errors import ConfigError, JobError
-from jobs.submit import Submission, describe, follow, submit
+from jobs.submit import JUNK, Submission, describe, follow, submit
 
 # Ray's client says ssl=None to aiohttp.
 pytestmark = pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")
 
 LOGS = ["s3://bucket/logs/"]
 OUT = "s3://bucket/audits/2026-11-30"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Status(str):
+    def is_terminal(self):
+        return self in ("SUCCEEDED", "FAILED", "STOPPED")
 
 
 def free_port():
@@ -69,9 +78,68 @@ def test_the_job_is_named_by_its_out_alone():
 
 
 def test_a_working_directory_is_uploaded_and_runs_without_an_installed_command():
-    submission = describe(LOGS, OUT, Config(), working_dir=".")
-    assert submission.runtime_env == {"working_dir": ".", "excludes": [".git"]}
+    submission = describe(LOGS, OUT, Config(), working_dir=str(ROOT))
+    assert submission.runtime_env == {"working_dir": str(ROOT), "excludes": list(JUNK)}
     assert submission.entrypoint.startswith("python -m jobs.cli audit ")
+
+
+def test_a_working_directory_without_our_code_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"no jobs/cli\.py in it"):
+        describe(LOGS, OUT, Config(), working_dir=str(tmp_path))
+
+
+def test_what_is_uploaded_of_a_working_directory_is_code_and_neither_junk_nor_secrets(tmp_path):
+    from ray._private.runtime_env.packaging import create_package
+
+    kept = {"jobs/cli.py", "jobs/report/template.html", "detector/bundles/a/bundle.json", "cluster.yaml"}
+    junk = [
+        *(
+            ".git/HEAD",
+            ".venv/bin/python",
+            "jobs/__pycache__/cli.cpython-311.pyc",
+            "leadline.egg-info/PKG-INFO",
+        ),
+        *(".mypy_cache/x", ".pytest_cache/x", ".hypothesis/x", "dist/leadline.whl", "leadline-demo/run.json"),
+        *(".env", ".env.local", "keys/node.pem", ".aws/credentials"),
+    ]
+    for name in (*kept, *junk):
+        path = tmp_path / "work" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    env = describe(LOGS, OUT, Config(), working_dir=str(tmp_path / "work")).runtime_env
+    create_package(env["working_dir"], tmp_path / "package.zip", True, excludes=env["excludes"])
+    with ZipFile(tmp_path / "package.zip") as package:
+        assert {name for name in package.namelist() if not name.endswith("/")} == kept
+
+
+def test_the_request_says_which_leadline_asks_and_where_the_run_goes():
+    request = json.loads(describe(LOGS, OUT, Config()).to_json())
+    assert request["metadata"] == {"leadline": version("leadline"), "out": OUT}
+    assert request["entrypoint"].startswith("leadline audit ")
+    assert request["name"].startswith("leadline-2026-11-30-") and request["runtime_env"] == {}
+
+
+def test_waiting_survives_a_silence_and_gives_up_after_a_long_one(monkeypatch):
+    answers = iter([OSError("reset"), RuntimeError("503"), SimpleNamespace(status=Status("RUNNING"))])
+
+    class Client:
+        async def tail_job_logs(self, job_id):
+            raise RuntimeError("gone")
+            yield
+
+        def get_job_info(self, job_id):
+            answer = next(answers, OSError("refused"))
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    monkeypatch.setattr("jobs.submit._connect", lambda address: Client())
+    monkeypatch.setattr("jobs.submit._POLL_SECONDS", 0.0)
+    with pytest.raises(JobError, match="leadline status OUT"):
+        follow("leadline-x-a1", "http://head:8265", lambda text: None)
+    done = SimpleNamespace(status=Status("SUCCEEDED"))
+    answers = iter([OSError("reset"), SimpleNamespace(status=Status("RUNNING")), OSError("reset"), done])
+    assert follow("leadline-x-a1", "http://head:8265", lambda text: None) == 0
 
 
 @pytest.mark.parametrize(

@@ -128,17 +128,18 @@ def test_two_attempts_write_the_same_parts(tmp_path):
     bench = Bench(tmp_path, [row(0), row(1), "{half"])
     first, second = bench.audit(1), bench.audit(2)
     assert first["parts"] == second["parts"]
-    assert (first["attempt"], second["attempt"]) == (1, 2)
+    assert second == first and second["attempt"] == 1  # the marker that stands is the first one's
     assert read_markers(STORAGE, bench.out) == {bench.unit.unit_id: second}
 
 
 def test_the_marker_is_written_after_every_part(tmp_path, monkeypatch):
     bench = Bench(tmp_path, [row(0), row(1), "{half"])
     urls = []
-    write = Storage.write
-    monkeypatch.setattr(
-        Storage, "write", lambda self, url, data: (urls.append(url), write(self, url, data))[1]
-    )
+    for name in ("write", "create"):
+        put = getattr(Storage, name)
+        monkeypatch.setattr(
+            Storage, name, lambda self, url, data, put=put: (urls.append(url), put(self, url, data))[1]
+        )
     marker = bench.audit()
     assert urls == [
         *[f"{bench.out}/{part['url_suffix']}" for part in marker["parts"]],
@@ -233,6 +234,35 @@ def bundled(tmp_path, bundle, scorer_bundle):
     scorer = FakeScorer(bundle=scorer_bundle)
     bench.worker = Worker(bench.out, bench.config, run, lambda _: scorer)
     return bench, scorer
+
+
+def test_rows_that_kill_are_rejects_and_are_not_measured(tmp_path):
+    rows = [row(0), row(1, answer="die here"), row(2)]
+    bench = Bench(tmp_path, rows)
+    marker = bench.worker.audit_unit(bench.unit.to_json(), 3, (1,))
+    (reject,) = bench.rows(marker, "rejects")
+    assert (reject["reason"], reject["response_id"]) == ("scoring_failed", "r1")
+    assert "ends the worker's process" in reject["detail"] and marker["n_audited"] == 2
+
+
+def test_a_probe_measures_its_rows_alone_and_writes_nothing(tmp_path):
+    scorer, seen = FakeScorer(), []
+    measure = scorer.measure
+    scorer.measure = lambda record, **how: (seen.append(record.question), measure(record, **how))[1]
+    bench = Bench(tmp_path, [row(0), "{half", row(2), row(3)], scorer=scorer)
+    assert bench.worker.probe_unit(bench.unit.to_json(), (1, 3)) == 4
+    assert seen == [row(2)["question"]]
+    assert bench.worker.probe_unit(bench.unit.to_json(), (0, 0)) == 4
+    assert [found.url for found in STORAGE.list(bench.out)] == [f"{bench.out}/run.json"]
+
+
+def test_the_time_of_a_unit_is_told_by_stage(tmp_path):
+    bench = Bench(tmp_path, [row(0), row(1)], scorer=FakeScorer(seconds=0.05))
+    bench.audit()
+    assert bench.worker.seconds.keys() == {"read", "measure", "write"}
+    assert bench.worker.seconds["measure"] >= 0.1
+    bench.worker.probe_unit(bench.unit.to_json(), (0, 0))
+    assert "write" not in bench.worker.seconds
 
 
 def test_verdicts_become_columns_of_sentences_and_the_rules_of_answers(tmp_path):

@@ -33,7 +33,7 @@ def test_rows_keep_their_order_and_their_number_in_the_file(tmp_path):
 def test_any_cut_gives_every_row_once_and_in_order(scratch, count, group, unit_rows):
     table = pa.Table.from_pylist(rows(count), schema=pa.Table.from_pylist([GOOD]).schema)
     path = write(scratch, table, row_group_size=group)
-    config = settings(unit_rows=unit_rows)
+    config = settings(unit_rows=unit_rows, unit_bytes=1)
     found = read(path, config)
     assert [row.position for row in found] == list(range(count))
     assert answers(found) == [f"Answer {i}." for i in range(count)]
@@ -160,7 +160,7 @@ def overwrite_page(path, group, column="answer"):
 def test_a_broken_page_is_one_reject_however_the_file_is_cut(tmp_path, unit_rows):
     path = write(tmp_path, rows(90), row_group_size=30)
     overwrite_page(path, group=1)
-    found = read(path, settings(unit_rows=unit_rows))
+    found = read(path, settings(unit_rows=unit_rows, unit_bytes=1 if unit_rows < 1000 else 1 << 20))
     assert answers(found) == [
         *(f"Answer {i}." for i in range(30)),
         None,
@@ -178,7 +178,7 @@ def test_rows_before_a_break_inside_a_row_group_are_read(tmp_path, unit_rows):
     data = path.read_bytes()
     at = data.index(b"Answer 3000.")
     path.write_bytes(data[: at - 2000] + b"\xff" * 8000 + data[at + 6000 :])
-    *before, last = read(path, settings(unit_rows=unit_rows))
+    *before, last = read(path, settings(unit_rows=unit_rows, unit_bytes=1))
     assert last.reason == "malformed_row" and "breaks off" in last.detail
     assert answers(before)[:2000] == [f"Answer {i}." + "x" * 100 for i in range(2000)]
     assert last.position == len(before)
@@ -202,7 +202,7 @@ def test_a_row_over_the_limit_is_one_reject(tmp_path):
 def test_a_row_group_whose_rows_are_over_the_limit_is_not_decoded(tmp_path, monkeypatch):
     path = write(tmp_path, [{**GOOD, "answer": "x" * 100_000}] * 2)
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda self, **_: pytest.fail("decoded"))
-    (row,) = read(path, settings(max_record_bytes=20_000, unit_rows=1))
+    (row,) = read(path, settings(max_record_bytes=20_000, unit_rows=1, unit_bytes=1))
     assert row.reason == "malformed_row" and "read.max_record_bytes" in row.detail
 
 
@@ -222,14 +222,14 @@ def test_a_bomb_of_one_repeated_value_is_decoded_in_small_batches(tmp_path, monk
 
 def test_a_file_that_changed_after_it_was_listed_is_a_reject(tmp_path):
     path = write(tmp_path, rows(30), row_group_size=10)
-    unit = units_of(path)[-1]
+    unit = units_of(path, settings(unit_bytes=1))[-1]
     write(tmp_path, rows(5))
     (row,) = read_unit(unit, STORAGE, settings())
     assert "changed" in row.detail
 
 
 def test_a_unit_survives_json(tmp_path):
-    for unit in units_of(write(tmp_path, rows(30), row_group_size=10)):
+    for unit in units_of(write(tmp_path, rows(30), row_group_size=10), settings(unit_bytes=1)):
         assert WorkUnit.from_json(unit.to_json()) == unit
 
 
