@@ -103,13 +103,14 @@ def audit(
     scorer = (identify or identify_scorer)(config)
     bundle = find_bundle(config, scorer, storage)
     asked, digest, scorer = config, bundle and bundle.digest, scorer | remember(bundle)
-    config = asked.resolved(digest, reads_attention=reads_attention(scorer))
+    exact = bundle is not None and bundle.card.keep.leave_one_out
+    config = asked.resolved(digest, reads_attention=reads_attention(scorer), exact=exact)
     if reference is None:
         operating_point(config, scorer)  # the judge looks it up too, hours later
     run = resume_run(storage, out, logs, config, scorer)
     if run is not None:
         # An older version of Leadline may have measured less.
-        config = asked.resolved(digest, reads_attention=reads_attention(run.scorer))
+        config = asked.resolved(digest, reads_attention=reads_attention(run.scorer), exact=exact)
         success = read_success(storage, out)
         if success is not None and success["judged_by"] == _judged_by(config, reference):
             return _result(out, run, success, n_units_measured=0)

@@ -109,7 +109,7 @@ class Config(_Section):
     # How a record becomes a prompt.
     profile: Literal["plain", "chat", "refind", "gasp-v1", "gasp-v2"] = "plain"
     # Each piece removed, hidden from the answer, or neither; auto: masked where that can be done (`resolved`).
-    loo: Literal["auto", "exact", "masked", "off"] = "exact"
+    loo: Literal["auto", "exact", "masked", "off"] = "auto"
     # Passages that get less of the attention on passages than this, in every sentence of an answer, are
     # neither removed nor hidden: their passes are saved, their effect stays unknown.
     least_share: float = Field(default=0.0, ge=0, lt=0.5)

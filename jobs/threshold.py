@@ -17,7 +17,7 @@ def resolve(config: Config, run: Run) -> Config:
     used = run.scorer.get("bundle", {}).get("digest")
     digest = used if config.bundle == "auto" else config.bundle_digest
     if config.loo == "auto":
-        config = config.model_copy(update={"loo": run.measured_by["loo"]})
+        config = config.model_copy(update={"loo": run.measured_by.get("loo", "exact")})
     return config.resolved(digest, reads_attention=reads_attention(run.scorer))
 
 

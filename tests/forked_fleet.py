@@ -13,7 +13,7 @@ from jobs.worker import WorkerProcess
 
 
 class ForkedFleet:
-    """See `jobs.fleet.Fleet`. A worker is its end of a pipe, and so is the ticket: it has one task at once."""
+    """See `jobs.fleet.Fleet`. A worker is the end of a pipe, and so is the ticket: one task at a time."""
 
     def __init__(self, out, config, run, load, size=1):
         self.size = size

@@ -111,10 +111,9 @@ class Plan:
                 return fault
         return None
 
-    def due(self) -> Fault | None:
-        """The fault of a process whose moment has come. It stays due until it is `settle`d."""
-        first = self._of_processes[0] if self._of_processes else None
-        return first if first and first.at <= self.n_requests else None
+    def due(self) -> list[Fault]:
+        """The faults of processes whose moment has come. They stay due until they are `settle`d."""
+        return [fault for fault in self._of_processes if fault.at <= self.n_requests]
 
     def settle(self, fault: Fault) -> None:
         """The process is dead."""

@@ -133,9 +133,9 @@ def run_trial(
                 if time.monotonic() - began > limit_seconds:
                     trial.failures.append(f"not finished after {limit_seconds:.0f} s")
                     return trial
-                fault = proxy.plan.due()
-                if fault is not None and _kill(fault, driver, machines, dice):
-                    proxy.plan.settle(fault)
+                for fault in proxy.plan.due():
+                    if _kill(fault, driver, machines, dice):
+                        proxy.plan.settle(fault)
                 time.sleep(_TICK_SECONDS)
         finally:
             driver.kill()

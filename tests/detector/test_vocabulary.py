@@ -3,8 +3,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from detector import vocabulary
 from detector.vocabulary import BLOCK_BYTES, LEAST_BLOCK_BYTES, Head, Tile, out_of_memory, reduce_vocabulary
 
 
@@ -204,3 +206,30 @@ def test_one_tile_of_logits_is_alive_at_a_time(monkeypatch):
     hidden, targets, weight = make(3, 40, 3000, torch.float32)
     reduce_vocabulary(hidden, targets, Head(weight), block_bytes=1 << 19)
     assert len(made) > 2 and not any(alive)
+
+
+def fake_weight(device, dtype):
+    """What a weight says of itself, without the device."""
+    with FakeTensorMode():
+        return torch.empty(4, 2, device=device, dtype=dtype)
+
+
+def test_the_kernel_is_off_until_somebody_asks_for_it():
+    assert vocabulary.kernel_for(fake_weight("cuda", torch.bfloat16), 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "epsilon"),
+    [("cpu", torch.bfloat16, 0.0), ("cuda", torch.float64, 0.0), ("cuda", torch.bfloat16, 1e-8)],
+    ids=["on a CPU", "in float64", "in the compatible form"],
+)
+def test_the_reference_serves_what_the_kernel_does_not(monkeypatch, device, dtype, epsilon):
+    monkeypatch.setattr(vocabulary, "KERNEL", True)
+    monkeypatch.setattr(vocabulary, "find_spec", lambda _: True)
+    assert vocabulary.kernel_for(fake_weight(device, dtype), epsilon) is None
+
+
+def test_where_triton_is_not_there_the_reference_serves_all(monkeypatch):
+    monkeypatch.setattr(vocabulary, "KERNEL", True)
+    monkeypatch.setattr(vocabulary, "find_spec", lambda _: None)
+    assert vocabulary.kernel_for(fake_weight("cuda", torch.bfloat16), 0.0) is None

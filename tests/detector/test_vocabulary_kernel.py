@@ -6,11 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from detector import passes, vocabulary
+from detector.probe import Keep
+from detector.record import Record
 from detector.vocabulary import Head, reduce_vocabulary
+from tests.detector.test_methods import PASSAGES
 from tests.detector.test_vocabulary import fake_weight
 
 GPU = torch.cuda.is_available()
@@ -139,12 +143,13 @@ def test_where_it_is_switched_on_it_serves_a_cuda_head(monkeypatch):
     assert vocabulary.kernel_for(fake_weight("cuda", torch.bfloat16), 0.0) is kernel.reduce_on_chip
 
 
-def test_a_record_is_the_same_through_it(monkeypatch, tiny_scorer):
-    record = TINY_RECORD
-    expected = tiny_scorer.audit(record)
+def test_a_record_is_the_same_through_it(monkeypatch, tiny):
+    record = Record(question="Who?", passages=PASSAGES[:2], answer="Ada built it.")
+    _, (expected,) = tiny.trace(record, Keep())
     monkeypatch.setattr(passes, "kernel_for", lambda *_: kernel.reduce_on_chip)
-    found = tiny_scorer.audit(record)
-    assert [s.score for s in found.sentences] == pytest.approx([s.score for s in expected.sentences], abs=1e-4)
+    _, (found,) = tiny.trace(record, Keep())
+    for name in ("logprob", "entropy", "jsd_no_context", "logprob_without", "jsd_without"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-5)
 
 
 @pytest.mark.skipif(GPU, reason="compiled and run by every other test")

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +197,8 @@ def _changed(tree: Any, luck: random.Random) -> Any:
         value = holder[key]
         change: Callable[[], Any] = luck.choice(
             (
-                lambda: luck.choice(HOSTILE),
-                lambda: luck.choice(HOSTILE),
+                lambda: deepcopy(luck.choice(HOSTILE)),
+                lambda: deepcopy(luck.choice(HOSTILE)),
                 lambda v=value: json.dumps(v),
                 lambda v=value: repr(v),
                 lambda v=value: [v],

@@ -111,6 +111,22 @@ def test_a_scorer_whose_attention_cannot_be_read_is_judged_by_the_best_of_the_ot
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "attention", "exact", "loo"),
+    [
+        ({}, True, False, "masked"),
+        ({}, False, False, "exact"),  # nothing can be hidden from such a scorer
+        ({}, True, True, "exact"),  # the bundle was fitted on passes with pieces removed
+        ({"profile": "gasp-v2"}, True, False, "exact"),  # the author removes
+        ({"loo": "off"}, True, False, "off"),
+        ({"loo": "exact"}, True, False, "exact"),
+    ],
+)
+def test_passages_are_hidden_unless_something_speaks_for_removing_them(settings, attention, exact, loo):
+    digest = BUNDLE if exact else None
+    assert Config(**settings).resolved(digest, reads_attention=attention, exact=exact).loo == loo
+
+
 def test_passages_are_hidden_only_from_a_scorer_whose_attention_can_be_had():
     config = load_config(None, ["loo=masked"], {})
     assert config.resolved(None, reads_attention=True).methods == FREE
@@ -141,8 +157,8 @@ def resolved(digest, **settings):
 
 
 def test_a_measurement_is_identified_by_the_content_of_its_bundle_and_not_by_its_place():
-    plain = Config().measured_by()
-    assert resolved(None).measured_by() == Config(bundle="none").measured_by() == plain
+    plain = Config(loo="masked").measured_by()
+    assert resolved(None).measured_by() == Config(bundle="none", loo="masked").measured_by() == plain
     here, there = (resolved("ab12" * 3, bundle=place) for place in ("/a/b", "s3://bucket/b"))
     assert here.bundle == "/a/b#ab12ab12ab12"
     assert (here.bundle_place, here.bundle_digest) == ("/a/b", "ab12ab12ab12")

@@ -182,8 +182,8 @@ class TestFindings:
         assert result.counts["n_no_evidence"] == 2
         assert not {"max_drop", "max_jsd"} & set(result.reference.sentences)
         with pytest.raises(ConfigError, match=r"gasp reads max_drop.*loo off"):
-            judge(out, STORAGE, config(), run, [unit])
-        blended = judge(out, STORAGE, Config(loo="off"), run, [unit])
+            judge(out, STORAGE, Config(loo="exact", judge={"deciding_method": "gasp"}), run, [unit])
+        blended = judge(out, STORAGE, Config(), run, [unit])
         assert blended.reference.deciding_method == "blend"
 
     def test_a_sentence_that_lacks_one_reading_counts_as_average_in_it(self, out):
