@@ -16,6 +16,7 @@ from detector.calibration import TARGET_FPR, Reference
 from detector.errors import ProfileError, RecordRejected, RejectReason, ScorerError
 from detector.findings import Findings, find
 from detector.identity import ScorerInfo, fingerprint, locate, no_model, place
+from detector.noise import NoiseFloor, noise_floor
 from detector.passes import Passes
 from detector.probe import Keep, audit_keep
 from detector.prompts import PROFILES, PromptProfile, Reading, read_record
@@ -278,6 +279,10 @@ class Scorer:
             detail = f"{len(reading.answer_ids)} tokens, {min_answer_tokens} needed"
             raise RecordRejected(RejectReason.ANSWER_TOO_SHORT, detail)
         return measure(reading, record.answer, traces, len(record.passages), self._judge)
+
+    def noise_floor(self) -> NoiseFloor:
+        """How far its numbers move with the shape of the computation alone (`noise`); two short readings."""
+        return noise_floor(self)
 
     def audit(
         self, record: Record, reference: Reference | None = None, *, method: str | None = None

@@ -198,6 +198,9 @@ def _conclude(storage: Storage, out: str, run: Run, config: Config, reference: A
         raise JobError(
             f"{mask(out)}: {len(markers)} of {run.n_units} units are measured; run the audit again"
         )
+    floors = [marker.get("noise_floor_nats", {"logprob": 0.0}) for marker in markers.values()]
+    noise = max((floor["logprob"] for floor in floors), default=0.0)
+    asked, config = config, _above(config, noise)
     judged = judge(out, storage, config, run, markers.values(), reference)
     sweep(storage, out, markers.values())  # before the page, which shows the first rejects that it finds
     write_report(out, storage, config)
@@ -206,12 +209,19 @@ def _conclude(storage: Storage, out: str, run: Run, config: Config, reference: A
         "run_id": run.run_id,
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "totals": judged.counts,
-        "judged_by": _judged_by(config, reference),
+        "judged_by": _judged_by(asked, reference),
+        "noise_floor_nats": noise,
         "threshold": asdict(_threshold(run, judged.reference)),
         "dtypes": sorted({marker["dtype"] for marker in markers.values()}),
     }
     finish(storage, out, success)
     return success
+
+
+def _above(config: Config, noise_nats: float) -> Config:
+    """The same, with no evidence below the noise of the scorer's log-probabilities."""
+    floor = max(config.judge.evidence_floor_nats, noise_nats)
+    return config.model_copy(update={"judge": config.judge.model_copy(update={"evidence_floor_nats": floor})})
 
 
 def _result(out: str, run: Run, success: dict[str, Any], n_units_measured: int) -> AuditResult:

@@ -108,7 +108,7 @@ class Config(_Section):
     scorer: ScorerConfig = ScorerConfig()
     # How a record becomes a prompt.
     profile: Literal["plain", "chat", "refind", "gasp-v1", "gasp-v2"] = "plain"
-    # Each piece removed, hidden from the answer, or neither; auto: masked where that can be done (`resolved`).
+    # Each piece removed, hidden from the answer, or neither; auto: hidden where that can be done.
     loo: Literal["auto", "exact", "masked", "off"] = "auto"
     # Passages that get less of the attention on passages than this, in every sentence of an answer, are
     # neither removed nor hidden: their passes are saved, their effect stays unknown.

@@ -122,9 +122,7 @@ def _add_old(arrays: dict[str, Any], meta: dict[str, str], path: Path) -> None:
 def _pack(trace: Trace) -> tuple[dict[str, Any], dict[str, str]]:
     arrays = {name: np.ascontiguousarray(getattr(trace, name)) for name in _ARRAYS if _is_array(trace, name)}
     meta = {
-        "counts": json.dumps(
-            {name: getattr(trace, name) for name in _COUNTS} | {"truncated": trace.truncated, "skipped": trace.skipped}
-        ),
+        "counts": json.dumps({name: getattr(trace, name) for name in (*_COUNTS, "truncated", "skipped")}),
         "pieces": json.dumps([[p.passage_index, p.start, p.end] for p in trace.pieces]),
         "layers": json.dumps(trace.layers),
     }

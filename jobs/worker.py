@@ -8,8 +8,8 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import astuple
+from contextlib import closing, contextmanager
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from jobs.errors import JobError
 from jobs.logs import bound, line_handler, logging_to
 from jobs.metrics import Meter
 from jobs.poison import Rows
+from jobs.read_ahead import read_ahead
 from jobs.redaction import TEXTS, load_redaction, stored_texts
 from jobs.storage import Storage
 from jobs.tables import DIMENSIONS, FEATURES, MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS, VERDICT
@@ -97,7 +98,7 @@ class Worker:
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         self.seconds: Counter[str] = Counter()
-        """What the last unit took, by stage: read, measure, write."""
+        """What the last unit took, by stage: read (waiting for rows: they are read ahead), measure, write."""
         self._lapped = time.perf_counter()
         self._alive = alive
         self._out = out
@@ -107,6 +108,7 @@ class Worker:
         self._redact = load_redaction(config.redact)
         self._scorer = load(config)
         self.dtype: str = self._scorer.dtype
+        self._noise_floor = asdict(self._scorer.noise_floor())
         if self._scorer.fingerprint != run.scorer["fingerprint"]:
             raise JobError(
                 f"scorer {self._scorer.name}: its files here ({self._scorer.fingerprint}) are not those that "
@@ -156,6 +158,7 @@ class Worker:
             "rejects": dict(rejects),
             "n_tokens": sum(row["n_computed_tokens"] for row in audited),
             "dtype": self.dtype,
+            "noise_floor_nats": self._noise_floor,
             "attempt": attempt,
             "seconds": round(time.monotonic() - started, 3),
         }
@@ -202,28 +205,29 @@ class Worker:
         aside = frozenset(aside)
         tables: dict[str, dict[str, list[Row]]] = {kind: defaultdict(list) for kind in SCHEMAS}
         spans: Counter[str] = Counter()
-        for row in read_unit(unit, self._storage, self._config, spans):
-            n_read += 1
-            self._lap("read")
-            if only is not None and n_read - 1 not in only:
-                continue
-            if isinstance(row, Accepted):
-                killer = RecordRejected(RejectReason.SCORING_FAILED, _KILLER) if n_read - 1 in aside else None
-                subject, outcome = row.record, killer or self._measure_record(row.record)
-                texts, outcome = self._texts(subject, outcome)
-            else:
-                subject, outcome = row, RecordRejected(row.reason, row.detail)
-            self._lap("measure")
-            date = record_date(subject, unit.partitions) or self._run.date
-            ids = {"run_id": self._run.run_id, "date": date, "path": row.path, "position": row.position}
-            ids |= {name: getattr(subject, name) for name in _IDS}
-            if isinstance(outcome, RecordRejected):
-                reject = {"reason": outcome.reason.value, "detail": outcome.detail}
-                tables["rejects"][date].append(ids | reject)
-                continue
-            tables["responses"][date].append(ids | texts | _response_row(outcome, n_audited))
-            tables["sentences"][date] += _sentence_rows(subject, outcome, n_audited)
-            n_audited += 1
+        with closing(read_ahead(read_unit(unit, self._storage, self._config, spans))) as rows:
+            for row in rows:
+                n_read += 1
+                self._lap("read")
+                if only is not None and n_read - 1 not in only:
+                    continue
+                if isinstance(row, Accepted):
+                    subject, kills = row.record, n_read - 1 in aside
+                    killed = RecordRejected(RejectReason.SCORING_FAILED, _KILLER) if kills else None
+                    texts, outcome = self._texts(subject, killed or self._measure_record(subject))
+                else:
+                    subject, outcome = row, RecordRejected(row.reason, row.detail)
+                self._lap("measure")
+                date = record_date(subject, unit.partitions) or self._run.date
+                ids = {"run_id": self._run.run_id, "date": date, "path": row.path, "position": row.position}
+                ids |= {name: getattr(subject, name) for name in _IDS}
+                if isinstance(outcome, RecordRejected):
+                    reject = {"reason": outcome.reason.value, "detail": outcome.detail}
+                    tables["rejects"][date].append(ids | reject)
+                    continue
+                tables["responses"][date].append(ids | texts | _response_row(outcome, n_audited))
+                tables["sentences"][date] += _sentence_rows(subject, outcome, n_audited)
+                n_audited += 1
         return n_read, tables, spans
 
     def _texts(

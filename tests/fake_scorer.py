@@ -16,6 +16,7 @@ from typing import Any
 from detector.aggregate import Features, Measurement, SentenceMeasurement
 from detector.bundle import Bundle, Verdict
 from detector.errors import RecordRejected, RejectReason, ScorerError
+from detector.noise import NoiseFloor
 from detector.record import Record
 from detector.trace import Piece
 from jobs.config import Config
@@ -43,6 +44,11 @@ def load(config: Config) -> "FakeScorer":
 def load_slow(config: Config) -> "FakeScorer":
     """A scorer that takes a moment per record."""
     return FakeScorer(config.scorer.name, seconds=0.2)
+
+
+def load_noisy(config: Config) -> "FakeScorer":
+    """One whose numbers move by a nat when nothing but the shape of a computation does."""
+    return FakeScorer(config.scorer.name, noise_nats=1.0)
 
 
 def load_or_die(config: Config) -> "FakeScorer":
@@ -112,7 +118,11 @@ class FakeScorer:
     window_tokens: int = 2048
     dtype: str = "float32"
     seconds: float = 0.0
+    noise_nats: float = 1e-6
     bundle: Bundle | None = None
+
+    def noise_floor(self) -> NoiseFloor:
+        return NoiseFloor(self.noise_nats, self.noise_nats)
 
     def measure(
         self,

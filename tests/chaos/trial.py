@@ -8,83 +8,19 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.chaos.machines import Machines
 from tests.chaos.plan import Fault, Kind
 from tests.chaos.proxy import Proxy
 from tests.conftest import REPOSITORY
 
-_NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
-_HEAD = _NODE | {"num_cpus": 0, "include_dashboard": False}
-_NODE_STARTS = 3
 _TICK_SECONDS = 0.05
 _PAUSE_SECONDS = 2.0  # before a driver that failed is started again
-_MARK = "LEADLINE_CHAOS"
-
-
-class Machines:
-    """A Ray cluster: a head that works for nobody and nodes of one CPU, each a raylet of its own."""
-
-    def __init__(self, n_nodes: int) -> None:
-        from ray.cluster_utils import Cluster
-
-        # Whoever starts below this process carries the mark: other clusters of this machine are not touched.
-        os.environ[_MARK] = uuid.uuid4().hex
-        self._cluster = _patiently(lambda: Cluster(initialize_head=True, head_node_args=_HEAD))
-        self._nodes = [self._add() for _ in range(n_nodes)]
-
-    @property
-    def address(self) -> str:
-        """Where drivers join."""
-        return self._cluster.address
-
-    def lose(self, dice: random.Random) -> None:
-        """Kill a node with everything on it, and let a new one join."""
-        node = self._nodes.pop(dice.randrange(len(self._nodes)))
-        self._cluster.remove_node(node, allow_graceful=False)
-        self._nodes.append(self._add())
-
-    def _add(self) -> Any:
-        return _patiently(lambda: self._cluster.add_node(**_NODE))
-
-    def workers(self) -> list[int]:
-        """Processes that hold a scorer or load it."""
-        mark = f"{_MARK}={os.environ[_MARK]}".encode()
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if folder.joinpath("cmdline").read_bytes().startswith(b"ray::WorkerProcess"):
-                    if mark in folder.joinpath("environ").read_bytes():
-                        found.append(int(folder.name))
-        return sorted(found)
-
-    def stop(self) -> None:
-        """End all of it."""
-        self._cluster.shutdown()
-
-
-def _patiently(start: Callable[[], Any]) -> Any:
-    """Try it again: Ray gives a raylet 30 seconds, which are too few on a busy machine."""
-    for _ in range(_NODE_STARTS - 1):
-        with contextlib.suppress(Exception):  # Ray raises the bare type
-            return start()
-    return start()
-
-
-@contextlib.contextmanager
-def run_machines(n_nodes: int) -> Iterator[Machines]:
-    """A cluster for the time of the block."""
-    machines = Machines(n_nodes)
-    try:
-        yield machines
-    finally:
-        machines.stop()
 
 
 @dataclass(slots=True)
@@ -123,6 +59,7 @@ def run_trial(
     The storage's faults are the proxy's. Gives up after `limit_seconds`, and when more than `n_spare`
     drivers have failed that nobody had killed.
     """
+    machines.fill()
     dice, trial, began = random.Random(seed), Trial(), time.monotonic()
     while not trial.finished and len(trial.failures) <= n_spare:
         trial.n_starts += 1

@@ -79,23 +79,22 @@ def test_a_pack_has_the_numbers_of_the_walk_alone_together_and_in_any_order(
     tiny_scorer_dir, family, dtype, mode, tolerance
 ):
     scorer, keep = make_scorer(tiny_scorer_dir, family, dtype=dtype), KEEPS[mode]
-    wanted = walked(scorer, RECORDS, keep)
+    records = [RECORDS[i] for i in (0, 2, 3)]
+    wanted = walked(scorer, records, keep)
     scorer.packed = True
     (_, (alone,)), lengths = handed_over(scorer, lambda: scorer.trace(RECORD, keep))
     assert_same(alone, wanted[0][0], tolerance)
     assert alone.n_computed_tokens == wanted[0][0].n_computed_tokens
     assert len(lengths) == 1 and 0 <= lengths[0] - alone.n_computed_tokens < 2 * BLOCK
-    for order in ([3, 2, 0, 1],) if mode == "exact" else ([0, 1, 2, 3],):
-        together, lengths = handed_over(
-            scorer, lambda o=order: scorer.trace_many([RECORDS[i] for i in o], keep)
-        )
-        n_tokens = 0
-        for index, (_, traces) in zip(order, together, strict=True):
-            assert_same(traces[0], wanted[index][0], tolerance)
-            n_tokens += traces[0].n_computed_tokens
-        # Each token once, though two records share a prompt, and padding is not among them.
-        assert len(lengths) == 1 and 0 <= lengths[0] - n_tokens < BLOCK
-        assert n_tokens < sum(trace.n_computed_tokens for (trace,) in wanted)
+    order = [2, 1, 0] if mode == "exact" else [0, 1, 2]
+    together, lengths = handed_over(scorer, lambda: scorer.trace_many([records[i] for i in order], keep))
+    n_tokens = 0
+    for index, (_, traces) in zip(order, together, strict=True):
+        assert_same(traces[0], wanted[index][0], tolerance)
+        n_tokens += traces[0].n_computed_tokens
+    # Each token once, though two records share a prompt, and padding is not among them.
+    assert len(lengths) == 1 and 0 <= lengths[0] - n_tokens < 2 * BLOCK
+    assert n_tokens < sum(trace.n_computed_tokens for (trace,) in wanted)
 
 
 @pytest.mark.parametrize("family", READABLE)
@@ -173,11 +172,11 @@ def test_a_token_sees_its_path_without_what_is_hidden_and_what_has_slid_out(wind
 
 def test_blocks_of_siblings_hidden_spans_and_slid_out_positions_are_never_visited():
     read, rest = tuple(range(8 * BLOCK)), tuple(range(2 * BLOCK))
-    sequences = [read + rest, read + hide((7, *rest[1:]), 2 * BLOCK, 5 * BLOCK)]
+    sequences = [read + rest, read + hide((7, *rest[1:]), 2 * BLOCK + 5, 5 * BLOCK)]
     pack = Pack.of(build_tree(sequences))
     some, every = pack.blocks()
     assert some.shape == (12, 12)
-    assert some[10].tolist() == [True, True] + [False] * 3 + [True] * 3 + [False] * 2 + [True, False]
+    assert some[10].tolist() == [True] * 3 + [False] * 2 + [True] * 3 + [False] * 2 + [True, False]
     assert every[11].tolist() == [True, True] + [False] * 3 + [True] * 3 + [False] * 2 + [True, False]
     some, _ = pack.blocks(BLOCK)
     assert some[9].tolist() == [False] * 8 + [True, True] + [False] * 2
@@ -205,7 +204,7 @@ def test_flex_attention_is_traced_once_for_all_lengths_and_windows():
     counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
     run = torch.compile(flex, dynamic=True, backend=counter)
     torch._dynamo.reset()
-    for n_tokens, window in itertools.product((300, 500), (EVERYTHING, 40)):
+    for n_tokens, window in ((300, EVERYTHING), (500, 40)):
         pack = Pack.of(build_tree([tuple(range(n_tokens)), (*range(n_tokens // 2), 7, 8)]))
         run(*operands(pack), 0.3, pack.columns, pack.block_lists(window), window)
     assert counter.frame_count == 1

@@ -1,4 +1,4 @@
-"""The kernels on a GPU where there is one, else in Triton's interpreter on the CPU."""
+"""The kernels on a GPU, or with TRITON_INTERPRET=1 in the environment on a CPU."""
 
 import math
 import os
@@ -17,16 +17,13 @@ from detector.vocabulary import Head, reduce_vocabulary
 from tests.detector.test_methods import PASSAGES
 from tests.detector.test_vocabulary import fake_weight
 
-GPU = torch.cuda.is_available()
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
-kernel = pytest.importorskip(
-    "detector.vocabulary_kernel", reason="needs triton, which torch brings along for CUDA only"
-)
-if not GPU and "Interpreted" not in type(kernel._measure_tile).__name__:
-    pytest.skip("triton was imported before its interpreter was asked for", allow_module_level=True)
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+pytest.importorskip("triton", reason="needs triton: torch brings it along for CUDA only")
+if not (INTERPRETED or torch.cuda.is_available()):
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
+kernel = pytest.importorskip("detector.vocabulary_kernel")
 
-DEVICE = "cuda" if GPU else "cpu"
 FIELDS = ("logprob", "entropy", "jsd", "top", "bottom", "rank")
 
 
@@ -67,7 +64,7 @@ SHAPES = [
     ((22, 1, 389), torch.bfloat16, "softcap"),
     ((2, 70, 389), torch.float32, "plain"),
 ]
-if GPU:
+if DEVICE == "cuda":
     SHAPES += [
         ((n_conditions, n_rows, n_vocabulary), dtype, "plain")
         for n_vocabulary in (49_152, 151_936, 262_144)
@@ -99,12 +96,12 @@ def test_equal_calls_give_equal_bits():
 
 
 def test_where_memory_is_short_rows_are_reduced_in_parts():
-    hidden, targets, weight = make(3, 35, 300)
+    hidden, targets, weight = make(2, 20, 150)
     tiling = kernel.Tiling(rows=16)
     whole = kernel.reduce_on_chip(hidden, targets, Head(weight), tiling=tiling)
     parts = kernel.reduce_on_chip(hidden, targets, Head(weight), tiling=tiling, block_bytes=1)
     for name in FIELDS:
-        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), atol=1e-6, rtol=0)
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name), atol=1e-5, rtol=0)
 
 
 def test_slices_and_transposed_weights_are_read_where_they_are():
@@ -129,7 +126,7 @@ def test_tokens_as_likely_as_the_realised_one_do_not_count_as_more_likely():
     assert kernel.reduce_on_chip(hidden, targets, Head(weight)).rank.tolist() == [[1], [1]]
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:All-NaN:RuntimeWarning")
 def test_states_that_are_not_finite_give_numbers_that_are_not():
     hidden, targets, weight = make(2, 2, 300)
     hidden[0, 1, 0] = torch.nan
@@ -152,7 +149,7 @@ def test_a_record_is_the_same_through_it(monkeypatch, tiny):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-5)
 
 
-@pytest.mark.skipif(GPU, reason="compiled and run by every other test")
+@pytest.mark.skipif(not INTERPRETED, reason="compiled and run by every other test")
 def test_it_compiles_for_gpus_and_spills_no_register(tmp_path):
     """The interpreter takes more than the compiler does."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from jobs.storage import Storage, join
+from tests.chaos.machines import Machines, run_machines
 from tests.chaos.nights import Night, write_night
 from tests.chaos.outcome import Outcome, contradictions, differences, read_outcome
 from tests.chaos.plan import Kind, Plan, draw
 from tests.chaos.proxy import Proxy, run_proxy
-from tests.chaos.trial import Machines, Trial, command, run_machines, run_trial
+from tests.chaos.trial import Trial, command, run_trial
 from tests.runs import settings
 from tests.seaweed import find_weed, run_seaweed
 

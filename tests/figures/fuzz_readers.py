@@ -199,8 +199,8 @@ def _changed(tree: Any, luck: random.Random) -> Any:
             (
                 lambda: deepcopy(luck.choice(HOSTILE)),
                 lambda: deepcopy(luck.choice(HOSTILE)),
-                lambda v=value: json.dumps(v),
-                lambda v=value: repr(v),
+                lambda v=value: _text(v),
+                lambda v=value: _text(v).replace('"', "'").replace("null", "None"),
                 lambda v=value: [v],
                 lambda v=value: {luck.choice(("text", "content", "documents", "value", "")): v},
                 lambda v=value: _deep(v, luck.choice((3, 20, 400, 950))),

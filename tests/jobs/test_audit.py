@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 
+import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
@@ -255,6 +256,21 @@ def test_an_unfinished_run_is_not_mixed_with_changed_logs_or_another_dtype(own_l
     with pytest.raises(JobError, match=r"b\.jsonl: changed"):
         run(own_logs, out, settings(scorer))
     assert {json.loads(path.read_text())["dtype"] for path in markers(out)} == {"float32"}
+
+
+def test_what_a_scorer_cannot_tell_from_rounding_is_no_evidence(logs, scorer, out, tmp_path):
+    run(logs, out, settings(scorer))
+    noisy = tmp_path / "noisy"
+    run(logs, noisy, settings(scorer), load=fake_scorer.load_noisy)
+    floors, evidence = [], []
+    for each in (out, noisy):
+        floors.append(json.loads((each / "_SUCCESS").read_text())["noise_floor_nats"])
+        drops = pl.read_parquet(each / "findings/sentences/*/*.parquet")["evidence_drop_nats"].drop_nulls()
+        evidence.append((drops.min(), len(drops)))
+    assert floors == [1e-6, 1.0]
+    assert evidence[0][0] < 1.0 and evidence[0][1] > evidence[1][1]
+    assert evidence[1][0] is None or evidence[1][0] >= 1.0
+    assert run(logs, noisy, settings(scorer)).n_units_measured == 0  # the settings are still the same
 
 
 def test_a_storage_error_costs_an_attempt_and_nothing_else(logs, scorer, out, tmp_path):

@@ -5,16 +5,19 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from detector.errors import RecordRejected
 from detector.record import Passage, Record
 from jobs.config import Config, load_config
 from jobs.errors import ConfigError
+from jobs.formats import read_unit
 from jobs.judge import judge
 from jobs.redaction import load_redaction, mask_contacts, stored_texts
 from jobs.report import write_report
 from jobs.storage import Storage
+from jobs.texts import LOST, read_texts
 from tests.jobs.test_judge import read
 from tests.jobs.test_worker import Bench
 from tests.runs import row
@@ -167,6 +170,7 @@ class TestFlagged:
         for one in self.ROWS:
             for text in (one["question"], one["passages"][0]["text"], one["answer"][-20:-1]):
                 assert (text in stored) == (one["response_id"] in flagged)
+        assert "No sentence of this answer is flagged, so its text was not stored" in stored
 
     def test_what_is_stored_of_a_flagged_answer_is_what_full_stores(self, tmp_path):
         found = {}
@@ -208,20 +212,13 @@ class TestFlagged:
         assert f"The text of {n_flagged} flagged answers could not be read from the logs again" in stored
         assert what in stored and "painted" not in stored
 
-    def test_the_card_of_an_answer_without_flags_says_why_it_has_no_text(self, tmp_path):
-        bench = Bench(tmp_path, self.ROWS, settings(store_text="flagged"))
-        assert "No sentence of this answer is flagged, so its text was not stored" in judged(
-            bench, bench.audit()
-        )
-
-    def test_rows_that_cannot_be_told_apart_get_no_text(self, tmp_path):
-        trace = {"context": {"span_id": "s"}, "parent_id": None, "name": "rag", "span_kind": "CHAIN"}
-        del trace
-        bench = Bench(tmp_path, self.ROWS[:2], settings(store_text="flagged", judge={"flag_budget": 0.9}))
+    def test_a_row_that_is_not_found_for_certain_gets_no_text(self, tmp_path, monkeypatch):
+        bench = Bench(tmp_path, self.ROWS[:2], settings(store_text="flagged"))
         marker = bench.audit()
-        table = bench.rows(marker, "responses")
-        from jobs.texts import LOST, read_texts
-        import pyarrow as pa
-
-        absent = pa.Table.from_pylist([table[0] | {"position": 1}])
-        assert read_texts(marker, absent, STORAGE, bench.config, None)[0]["withheld"] == LOST
+        there, other = bench.rows(marker, "responses")
+        wanted = pa.Table.from_pylist([there, other | {"position": 1}])
+        found = read_texts(marker, wanted, STORAGE, bench.config, None)
+        assert [found[one]["withheld"] for one in (0, 1)] == [None, LOST]
+        monkeypatch.setattr("jobs.texts.read_unit", lambda *unit: [*read_unit(*unit), *read_unit(*unit)])
+        found = read_texts(marker, wanted, STORAGE, bench.config, None)
+        assert (found[0]["answer"], found[0]["withheld"]) == (None, LOST)
