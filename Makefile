@@ -18,7 +18,7 @@ demo: $(VENV)/installed
 	@$(BIN)/leadline demo
 
 test: lint
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/installed-dev
 	@$(BIN)/ruff check .

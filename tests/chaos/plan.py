@@ -42,6 +42,7 @@ _WEIGHTS = {
 _TIMES = (1, 1, 1, 2, 6)  # botocore asks 5 times by itself: the last of these gets through to who called it
 _SLOW_SECONDS = (1.0, 4.0, 17.0)  # s3fs waits 15 s for an answer
 _LAST_MOMENT = 0.85  # faults cost requests of their own, and a fault after the last request is none
+_LAST_WORKER = 0.35  # there are none while a run is judged and reported, which is the larger part of requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ def draw(seed: int, n_faults: int, n_requests: int) -> list[Fault]:
     kinds += dice.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=n_faults)
     faults = []
     for kind in kinds[:n_faults]:
-        at = dice.randrange(max(1, int(_LAST_MOMENT * n_requests)))
+        share = _LAST_WORKER if kind in (Kind.WORKER, Kind.NODE) else _LAST_MOMENT
+        at = dice.randrange(max(1, int(share * n_requests)))
         times, seconds = dice.choice(_TIMES), dice.choice(_SLOW_SECONDS)
         if kind == Kind.SLOW:
             faults.append(Fault(kind, at, seconds=seconds))

@@ -106,7 +106,7 @@ def test_another_run_in_out_is_refused_with_every_difference_and_what_to_do(out,
     with pytest.raises(ConfigError) as caught:
         resume_run(STORAGE, out, [str(tmp_path / "other")], config, SCORER | {"fingerprint": "xyz"})
     message = str(caught.value)
-    assert 'loo: "exact" there, "off" now' in message
+    assert 'loo: "auto" there, "off" now' in message
     assert 'scorer.dtype: "auto" there, "float16" now' in message
     assert 'scorer.fingerprint: "abc" there, "xyz" now' in message
     assert "logs: " in message and str(tmp_path / "other") in message
