@@ -112,6 +112,15 @@ def test_slices_and_transposed_weights_are_read_where_they_are():
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("bias", [50.0, -50.0])
+def test_columns_beyond_the_vocabulary_count_for_nothing(bias):
+    hidden, targets, weight = make(2, 2, 130)
+    head = Head(weight, torch.full((130,), bias, device=DEVICE))
+    expected, found = reduce_vocabulary(hidden, targets, head), kernel.reduce_on_chip(hidden, targets, head)
+    for name in FIELDS:
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=5e-5, rtol=0)
+
+
 def test_equal_distributions_do_not_diverge_and_disjoint_ones_reach_ln_2():
     weight = torch.tensor([[200.0, 0.0], [0.0, 200.0], [-200.0, -200.0]], device=DEVICE)
     hidden = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]], device=DEVICE)
