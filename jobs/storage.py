@@ -84,11 +84,15 @@ class Storage:
     def open(self, url: str, block_bytes: int | None = None) -> BinaryIO:
         """Open for reading, seekable. Never used for writing: a failed write would publish half a file.
 
-        `block_bytes` is what a remote store fetches ahead; None leaves it to the store (50 MB on S3). Reads
-        are repeated by the store's own client alone.
+        `block_bytes` is what a remote store fetches ahead; None leaves it to the store (50 MB on S3).
         """
         options = {} if block_bytes is None else {"block_size": block_bytes}
-        return self._call(url, lambda fs, path: fs.open(path, "rb", **options))
+        file = self._call(url, lambda fs, path: fs.open(path, "rb", **options))
+        cache = getattr(file, "cache", None)
+        if cache is not None:  # fsspec's, which all reads of a remote file go through
+            fetch = cache.fetcher
+            cache.fetcher = lambda start, end: persist(lambda: fetch(start, end), mask(url))
+        return file
 
     def read(self, url: str, size: int | None = None) -> bytes:
         """The whole object. Raises FileNotFoundError.

@@ -53,7 +53,7 @@ LIMITS = (
     "token among twenty moves the mean little.",
     "The passages are taken as they were logged. A sentence that rests faithfully on a wrong passage is not "
     "flagged, and a passage that was shortened before it was logged makes its sentence look unsupported.",
-    "Evidence is the passage whose removal costs most. Where two passages say the same, removing one costs "
+    "Evidence is the passage whose loss costs most. Where two passages say the same, losing one costs "
     "little, so neither may be named.",
 )
 """What the page must not be trusted with."""

@@ -69,6 +69,17 @@ def test_the_storage_of_the_jobs_goes_through_it_too(scene):
     assert through.stat(url) == direct.stat(url) and proxy.plan.n_requests >= 4
 
 
+@pytest.mark.parametrize("kind", [Kind.TRUNCATED, Kind.SLOW_DOWN, Kind.RESET_BEFORE])
+def test_an_opened_object_is_read_whole_though_its_store_fails_for_a_while(scene, kind):
+    proxy, _, bucket, direct = scene
+    url, content = f"s3://{bucket}/log.jsonl", bytes(range(250)) * 40
+    direct.write(url, content)
+    with Storage({"endpoint_url": proxy.endpoint}).open(url, 4096) as file:
+        proxy.plan = Plan([Fault(kind, at=1, times=4)])
+        assert file.read() == content
+    assert proxy.plan.happened[kind] == 4
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "is_there"),
     [
