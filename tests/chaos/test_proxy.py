@@ -77,7 +77,7 @@ def test_an_opened_object_is_read_whole_though_its_store_fails_for_a_while(scene
     with Storage({"endpoint_url": proxy.endpoint}).open(url, 4096) as file:
         proxy.plan = Plan([Fault(kind, at=1, times=4)])
         assert file.read() == content
-    assert proxy.plan.happened[kind] == 4
+    assert proxy.plan.happened[kind] == 1 and proxy.plan.n_requests > 4
 
 
 @pytest.mark.parametrize(
