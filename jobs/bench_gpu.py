@@ -64,7 +64,8 @@ _TOGETHER = 4  # answers in one pack, budget permitting
 def run_suite(models: Sequence[str], repeats: int, json_file: str | None, say: Callable[[str], None]) -> None:
     """Measure and print every model and case; `json_file` holds what is done so far, a tree per case.
 
-    `tiny` measures no memory and short contexts only. Raises ConfigError for an unknown model.
+    `tiny` measures no memory and short contexts only. On a GPU with triton the kernel of the vocabulary step
+    comes last. Raises ConfigError for an unknown model.
     """
     _without_sentencex()
     from jobs.bench import show, write
@@ -95,6 +96,10 @@ def run_suite(models: Sequence[str], repeats: int, json_file: str | None, say: C
                 runs.append(found)
                 if json_file is not None:
                     write(runs, json_file)
+    if torch.cuda.is_available() and importlib.util.find_spec("triton"):
+        from jobs import bench_kernel
+
+        bench_kernel.show(bench_kernel.compare(repeats, say))
 
 
 def compare_executors(
