@@ -32,8 +32,7 @@ from jobs.commit import (
 )
 from jobs.config import Config
 from jobs.dispatch import Dispatch, Progress
-from jobs.errors import JobError
-from jobs.fleet import first_line
+from jobs.errors import JobError, first_line
 from jobs.lease import hold
 from jobs.storage import Storage, join, mask
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from jobs.commit import Run
 from jobs.config import Config
-from jobs.errors import JobError
+from jobs.errors import JobError, first_line
 from jobs.poison import Rows
 
 
@@ -107,9 +107,3 @@ def _loss(error: Exception) -> WorkerLost:
     if isinstance(error, RayActorError) and error.preempted:
         return WorkerLost("its machine was taken away (preempted)", blameless=True)
     return WorkerLost("its worker died: out of memory, a crash, a hang, or a lost machine")
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, short enough for a line of a log."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else "no message"

@@ -12,7 +12,7 @@ from typing import Any
 
 from detector.errors import RecordRejected, RejectReason
 from detector.record import Record
-from jobs.errors import ConfigError
+from jobs.errors import ConfigError, first_line
 
 Redact = Callable[[str], str]
 """A text to one of the same length, in which what must not be stored is painted over. Offsets in the tables
@@ -44,7 +44,7 @@ def load_redaction(place: str | None) -> Redact | None:
         redact = getattr(importlib.import_module(module), name)
     except Exception as error:  # importing runs their code
         raise ConfigError(
-            f"setting redact: {place} cannot be imported ({type(error).__name__}: {_first_line(error)}); "
+            f"setting redact: {place} cannot be imported ({type(error).__name__}: {first_line(error)}); "
             "install it where this runs and on every worker, or put its folder on PYTHONPATH"
         ) from None
     try:
@@ -85,7 +85,3 @@ def _redacted(text: str, redact: Redact) -> str:
 
 def _failure(what: str) -> RecordRejected:
     return RecordRejected(RejectReason.SCORING_FAILED, f"the redact function {what}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]

@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 _S3 = ("s3", "s3a")
 # Three layers try again. botocore knows every answer that asks for it, and waits for random times; s3fs also
-# takes up a body that breaks off; both as often as a read in the middle of a file needs, which nothing else
-# repeats. With their own settings (5 times 5 times 5 for a read) a dead server would be found out in minutes.
+# takes up a body that breaks off; `persist` goes on where both have given up. With their own settings (5 times
+# 5 times 5 for a read) a dead server would be found out in minutes.
 _BOTOCORE_RETRIES = {"mode": "standard", "total_max_attempts": 5}
 _S3FS_TRIES = 3
 
@@ -238,9 +238,7 @@ def _create_file(target: Path, data: bytes) -> bool:
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
                 raise
-            partial.replace(
-                target
-            )  # a mounted bucket has no links; it is as good as a store without `create`
+            partial.replace(target)  # a mounted bucket has no links: as good as a store without `create`
     return True
 
 

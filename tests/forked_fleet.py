@@ -8,7 +8,8 @@ from multiprocessing.connection import Connection, wait
 
 import ray.util.metrics  # noqa: F401 - takes two seconds, in every worker if not here
 
-from jobs.fleet import TaskError, WorkerLost, first_line
+from jobs.errors import first_line
+from jobs.fleet import TaskError, WorkerLost
 from jobs.worker import WorkerProcess
 
 
