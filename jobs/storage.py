@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 _S3 = ("s3", "s3a")
 # Three layers try again. botocore knows every answer that asks for it, and waits for random times; s3fs also
-# takes up a body that breaks off; `persist` goes on where both have given up. With their own settings (5 times
-# 5 times 5 for a read) a dead server would be found out in minutes.
+# takes up a body that breaks off; `persist` goes on where both have given up. With their own settings (5
+# times 5 times 5 for a read) a dead server would be found out in minutes.
 _BOTOCORE_RETRIES = {"mode": "standard", "total_max_attempts": 5}
 _S3FS_TRIES = 3
 
