@@ -17,6 +17,7 @@ from typing import Any
 from detector import attention
 from detector.errors import ScorerError
 from detector.forward import PART_TOKENS
+from detector.packed import LEAST_PACK_TOKENS, PACK_TOKENS
 from detector.probe import Keep
 from detector.prompts import Reading
 from detector.vocabulary import BLOCK_BYTES, LIVE_TENSORS, tile_shape
@@ -195,6 +196,29 @@ def predict_peak(
         retained=activations + holes if heap else 0,
         libraries=0 if cuda else _LIBRARY_BYTES,
     )
+
+
+def pack_bytes(sizes: Sizes, n_tokens: int) -> int:
+    """Predict the peak of a pack of so many tokens over the loaded model, on a GPU. Not measured on one yet.
+
+    Activations of its widest layer and states of all tokens twice over (`passes`); a tile of the vocabulary
+    is reduced when the activations are gone, and is smaller.
+    """
+    attending = 3 * sizes.width + 5 * sizes.heads * sizes.head_width
+    widest = max(attending, 3 * sizes.width + 3 * sizes.intermediate)
+    return n_tokens * (widest + 2 * sizes.width) * sizes.item_bytes
+
+
+def most_pack_tokens(sizes: Sizes, free_bytes: int) -> int:
+    """How many tokens of a pack half of that memory holds: a power of two, so that cards of one kind, free to
+    a few per cent more or less, make the same packs and with them the same numbers.
+
+    >>> narrow = Sizes(30, 9, 3, 64, 576, 1536, 49152, 2)
+    >>> [most_pack_tokens(narrow, gib << 30) for gib in (0, 1, 2, 8)]
+    [4096, 32768, 65536, 131072]
+    """
+    room = max(1, free_bytes // 2 // pack_bytes(sizes, 1))
+    return min(PACK_TOKENS, max(LEAST_PACK_TOKENS, 1 << (room.bit_length() - 1)))
 
 
 def weight_bytes(folder: Path, dtype: str) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from detector.errors import DetectorError, RecordRejected, RejectReason
 from detector.forward import last_rows, packed_rows, prefers_packs
 from detector.lumina import mmd
+from detector.memory import Sizes, most_pack_tokens
 from detector.packed import LEAST_PACK_TOKENS, PACK_TOKENS, Load, fill
 from detector.prefix_tree import Forest, Ids, hide
 from detector.probe import Keep, Probe
@@ -45,13 +46,19 @@ class Passes:
         self._tile = Tile()
         self._packed: bool | None = None
         self.pack_tokens = PACK_TOKENS
-        """How many tokens a pack may hold: an upper bound that falls where memory does not hold one."""
+        """How many tokens a pack may hold. On a GPU it is set by the memory that is free at first use, and it
+        falls where memory does not hold a pack all the same.
+        """
 
     @property
     def packed(self) -> bool:
         """Whether records run in packs. Found out at first use; may be set."""
         if self._packed is None:
             self._packed = prefers_packs(self._body)
+            if self._packed:
+                free_bytes, _ = torch.cuda.mem_get_info(self._embeddings.device)
+                sizes = Sizes.of(self._body.config.to_dict(), self._dtype)
+                self.pack_tokens = most_pack_tokens(sizes, free_bytes)
         return self._packed
 
     @packed.setter

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -48,6 +48,32 @@ def read_ahead(
         thread.join()
     if ahead.failure is not None:
         raise ahead.failure
+
+
+def batches(
+    rows: Iterable[Item],
+    max_rows: int,
+    weigh: Callable[[Item], int] = text_bytes,
+    max_bytes: int = MAX_BYTES,
+) -> Iterator[list[Item]]:
+    """The same rows in lists of at most `max_rows` and, by `weigh`, `max_bytes`; one heavier is alone.
+
+    The lists are a pure function of the rows.
+    """
+    batch: list[Item] = []
+    n_bytes = 0
+    for row in rows:
+        weight = weigh(row)
+        if batch and n_bytes + weight > max_bytes:
+            yield batch
+            batch, n_bytes = [], 0
+        batch.append(row)
+        n_bytes += weight
+        if len(batch) == max_rows:
+            yield batch
+            batch, n_bytes = [], 0
+    if batch:
+        yield batch
 
 
 class _Ahead:

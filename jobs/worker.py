@@ -24,10 +24,11 @@ from jobs.bundles import read_bundle
 from jobs.commit import MEASUREMENTS, Marker, Run, write_marker
 from jobs.config import Config
 from jobs.errors import JobError
+from jobs.formats.outcome import Accepted
 from jobs.logs import bound, line_handler, logging_to
 from jobs.metrics import Meter
 from jobs.poison import Rows
-from jobs.read_ahead import read_ahead
+from jobs.read_ahead import batches, read_ahead
 from jobs.redaction import TEXTS, load_redaction, stored_texts
 from jobs.storage import Storage
 from jobs.tables import DIMENSIONS, FEATURES, MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS, VERDICT
@@ -48,6 +49,11 @@ _MEASURED_COUNTS = (
     "n_windows",
     "truncated",
 )
+PACK_ROWS = 64
+"""Rows that a scorer gets at once where it runs records in packs (`detector.packed`): about one pack at RAG's
+usual one or two thousand tokens an answer. Where it walks them one by one, it gets them one by one.
+"""
+
 _LONGEST_WAIT_SECONDS = 30.0
 _KILLER = "measuring this record ends the worker's process, or takes longer than workers.stall_seconds"
 
@@ -106,6 +112,12 @@ class Worker:
         self._run = run
         self._storage = Storage(config.storage)
         self._redact = load_redaction(config.redact)
+        self._how = {
+            "leave_one_out": config.loo != "off",
+            "masked": config.loo == "masked",
+            "least_share": config.least_share,
+            "min_answer_tokens": config.read.min_answer_tokens,
+        }
         self._scorer = load(config)
         self.dtype: str = self._scorer.dtype
         self._noise_floor = asdict(self._scorer.noise_floor())
@@ -199,60 +211,82 @@ class Worker:
 
         Rows by their sequence number: those in `aside` are rejects, with `only` all others are passed over.
         """
-        from jobs.formats import Accepted, read_unit, record_date
+        from jobs.formats import read_unit, record_date
 
         n_read = n_audited = 0
         aside = frozenset(aside)
         tables: dict[str, dict[str, list[Row]]] = {kind: defaultdict(list) for kind in SCHEMAS}
         spans: Counter[str] = Counter()
+        # By the rows of the unit alone, so that a unit done again is computed in the same packs.
+        n_together = PACK_ROWS if self._scorer.packed else 1
         with closing(read_ahead(read_unit(unit, self._storage, self._config, spans))) as rows:
-            for row in rows:
-                n_read += 1
+            for batch in batches(rows, n_together):
+                numbered = list(enumerate(batch, n_read))
+                n_read += len(batch)
                 self._lap("read")
-                if only is not None and n_read - 1 not in only:
-                    continue
-                if isinstance(row, Accepted):
-                    subject, kills = row.record, n_read - 1 in aside
-                    killed = RecordRejected(RejectReason.SCORING_FAILED, _KILLER) if kills else None
-                    texts, outcome = self._texts(subject, killed or self._measure_record(subject))
-                else:
-                    subject, outcome = row, RecordRejected(row.reason, row.detail)
+                if only is not None:
+                    numbered = [(number, row) for number, row in numbered if number in only]
+                for row, texts, outcome in self._outcomes(numbered, aside):
+                    subject = row.record if isinstance(row, Accepted) else row
+                    date = record_date(subject, unit.partitions) or self._run.date
+                    place = {"path": row.path, "position": row.position}
+                    ids = {"run_id": self._run.run_id, "date": date} | place
+                    ids |= {name: getattr(subject, name) for name in _IDS}
+                    if isinstance(outcome, RecordRejected):
+                        reject = {"reason": outcome.reason.value, "detail": outcome.detail}
+                        tables["rejects"][date].append(ids | reject)
+                        continue
+                    tables["responses"][date].append(ids | texts | _response_row(outcome, n_audited))
+                    tables["sentences"][date] += _sentence_rows(subject, outcome, n_audited)
+                    n_audited += 1
                 self._lap("measure")
-                date = record_date(subject, unit.partitions) or self._run.date
-                ids = {"run_id": self._run.run_id, "date": date, "path": row.path, "position": row.position}
-                ids |= {name: getattr(subject, name) for name in _IDS}
-                if isinstance(outcome, RecordRejected):
-                    reject = {"reason": outcome.reason.value, "detail": outcome.detail}
-                    tables["rejects"][date].append(ids | reject)
-                    continue
-                tables["responses"][date].append(ids | texts | _response_row(outcome, n_audited))
-                tables["sentences"][date] += _sentence_rows(subject, outcome, n_audited)
-                n_audited += 1
         return n_read, tables, spans
 
+    def _outcomes(
+        self, numbered: list[tuple[int, Any]], aside: Collection[int]
+    ) -> list[tuple[Any, Row, Measurement | RecordRejected]]:
+        """Rows that are measured together: each with its texts to store, and a measurement or why not."""
+        found: dict[int, Measurement | RecordRejected] = {}
+        records: dict[int, Record] = {}
+        for number, row in numbered:
+            if not isinstance(row, Accepted):
+                found[number] = RecordRejected(row.reason, row.detail)
+            elif number in aside:
+                found[number] = RecordRejected(RejectReason.SCORING_FAILED, _KILLER)
+            else:
+                records[number] = row.record
+        found |= zip(records, self._measure_records(list(records.values())), strict=True)
+        return [(row, *self._texts(row, found[number])) for number, row in numbered]
+
     def _texts(
-        self, record: Record, outcome: Measurement | RecordRejected
+        self, row: Any, outcome: Measurement | RecordRejected
     ) -> tuple[Row, Measurement | RecordRejected]:
-        """What of a record's texts is stored now, and the outcome: a text that cannot be redacted is one."""
+        """What of a row's texts is stored now, and the outcome: a text that cannot be redacted is one."""
         texts: Row = dict.fromkeys(TEXTS)
         if self._config.store_text == "none" or isinstance(outcome, RecordRejected):
             return texts, outcome
         try:
-            redacted = stored_texts(record, self._redact)
+            redacted = stored_texts(row.record, self._redact)
         except RecordRejected as rejected:
             return texts, rejected
         # With `flagged` the judge reads them again, once it is known which.
         return redacted if self._config.store_text == "full" else texts, outcome
 
+    def _measure_records(self, records: list[Record]) -> list[Measurement | RecordRejected]:
+        if len(records) > 1:
+            try:
+                return list(self._scorer.measure_many(records, **self._how))
+            except Exception as error:
+                # One of them, or the pack: each alone shows whom it concerns.
+                log.warning(
+                    "a pack of %d records: %s; measured one by one", len(records), _reject(error).detail
+                )
+        return [self._measure_record(record) for record in records]
+
     def _measure_record(self, record: Record) -> Measurement | RecordRejected:
         try:
-            return self._scorer.measure(
-                record,
-                leave_one_out=self._config.loo != "off",
-                masked=self._config.loo == "masked",
-                least_share=self._config.least_share,
-                min_answer_tokens=self._config.read.min_answer_tokens,
-            )
+            measured: Measurement = self._scorer.measure(record, **self._how)
+            return measured
         except RecordRejected as rejected:
             return rejected
         except Exception as error:

@@ -120,9 +120,20 @@ class FakeScorer:
     seconds: float = 0.0
     noise_nats: float = 1e-6
     bundle: Bundle | None = None
+    packed: bool = False
 
     def noise_floor(self) -> NoiseFloor:
         return NoiseFloor(self.noise_nats, self.noise_nats)
+
+    def measure_many(self, records: list[Record], **how: Any) -> list[Measurement | RecordRejected]:
+        """Each by `measure`; whatever that raises but RecordRejected fails all of them."""
+        found: list[Measurement | RecordRejected] = []
+        for record in records:
+            try:
+                found.append(self.measure(record, **how))
+            except RecordRejected as rejected:
+                found.append(rejected)
+        return found
 
     def measure(
         self,

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig
 
 from detector import ScorerError, forward
-from detector.memory import Extent, Sizes, predict_peak, weight_bytes
+from detector.memory import Extent, Sizes, most_pack_tokens, pack_bytes, predict_peak, weight_bytes
 from detector.passes import _Pass
 from detector.prefix_tree import build_tree
 from detector.probe import Keep
@@ -217,3 +217,17 @@ def test_places_of_a_room_are_one_large_block_and_one_too_many_stands_alone():
         place.fill_(value)
     assert [place.unique().tolist() for place in places] == [[0.0], [1.0], [2.0]]
     assert [tuple(place.shape) for place in (*places, more)] == [(2, 3), (3, 2), (6, 1), (3000, 3000)]
+
+
+def test_a_pack_takes_what_its_widest_layer_and_its_states_take():
+    half = replace(SMOLLM2, item_bytes=2)
+    assert pack_bytes(half, 1000) == 1000 * 2 * (3 * 576 + 3 * 1536 + 2 * 576)
+    narrow = replace(half, intermediate=64)
+    assert pack_bytes(narrow, 1000) == 1000 * 2 * (3 * 576 + 5 * 9 * 64 + 2 * 576)
+
+
+def test_packs_are_the_same_on_cards_that_are_free_to_a_few_per_cent_more_or_less():
+    half = replace(SMOLLM2, item_bytes=2)
+    whole = 2 * pack_bytes(half, 1 << 15)
+    assert {most_pack_tokens(half, int(whole * part)) for part in (1.0, 1.05, 1.5, 1.99)} == {1 << 15}
+    assert most_pack_tokens(half, whole - 2) == 1 << 14

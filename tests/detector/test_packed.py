@@ -361,6 +361,15 @@ def test_on_a_cpu_records_are_walked(tiny_scorer_dir):
     assert not scorer.packed
 
 
+def test_on_a_gpu_free_memory_bounds_packs(tiny_scorer_dir, monkeypatch):
+    for free_bytes, n_tokens in ((0, LEAST_PACK_TOKENS), (200 << 30, PACK_TOKENS)):
+        scorer = make_scorer(tiny_scorer_dir)
+        assert scorer._passes.pack_tokens == PACK_TOKENS
+        monkeypatch.setattr(passes, "prefers_packs", lambda _: True)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free_bytes: (free, 2 * free))
+        assert scorer.packed and scorer._passes.pack_tokens == n_tokens
+
+
 @pytest.mark.parametrize("change", ["eager", "gpt2", "longrope", "dynamic"])
 def test_what_a_pack_would_change_is_not_packed(tiny_scorer_dir, change):
     body = make_scorer(tiny_scorer_dir).model.base_model

@@ -7,7 +7,7 @@ import pytest
 
 from detector.record import Passage, Record
 from jobs.formats import Accepted
-from jobs.read_ahead import read_ahead, text_bytes
+from jobs.read_ahead import batches, read_ahead, text_bytes
 
 UNIT = ContextVar("UNIT", default=None)
 
@@ -106,3 +106,23 @@ def test_a_row_weighs_its_texts():
     record = Record(question="q" * 10, passages=(Passage(id="p", text="t" * 100),), answer="a" * 1000)
     assert 1110 <= text_bytes(Accepted(record, "log", 0)) <= 1110 + 1024
     assert text_bytes(None) > 0
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "max_bytes", "expected"),
+    [
+        (1, 100, [[3], [4], [9], [1], [1], [1]]),
+        (2, 100, [[3, 4], [9, 1], [1, 1]]),
+        (9, 7, [[3, 4], [9], [1, 1, 1]]),
+        (9, 100, [[3, 4, 9, 1, 1, 1]]),
+    ],
+)
+def test_batches_keep_the_order_and_both_bounds(max_rows, max_bytes, expected):
+    found = list(batches([3, 4, 9, 1, 1, 1], max_rows, weigh=int, max_bytes=max_bytes))
+    assert found == expected
+
+
+def test_a_batch_that_is_full_does_not_wait_for_the_next_row():
+    rows = Rows(9)
+    found = batches(rows.read(), 3, weigh, 100)
+    assert next(found) == [0, 1, 2] and rows.n_read == 3

@@ -17,7 +17,7 @@ from jobs.errors import JobError
 from jobs.listing import cut, freeze
 from jobs.storage import Storage
 from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, READINGS, REJECTS, VERDICT
-from jobs.worker import DeviceLost, Worker, WorkerProcess, load_scorer
+from jobs.worker import PACK_ROWS, DeviceLost, Worker, WorkerProcess, load_scorer
 from tests import fake_scorer, stand_in_head
 from tests.fake_scorer import FakeScorer
 from tests.runs import record, row, write_rows
@@ -82,6 +82,55 @@ def test_every_row_read_is_a_response_or_a_reject(tmp_path):
         ("malformed_row", None),
     }
     assert all(r["detail"] and r["path"].endswith("logs.jsonl") for r in rejects)
+
+
+def tables_of(bench, marker):
+    return {kind: bench.rows(marker, kind) for kind in SCHEMAS}
+
+
+def test_packs_change_neither_rows_nor_their_order(tmp_path):
+    rows = [
+        row(0),
+        row(1, passages=[]),
+        *(row(i) for i in range(2, 90)),
+        "{half",
+        row(90, answer="raise here"),
+    ]
+    found = []
+    for packed in (False, True):
+        (folder := tmp_path / str(packed)).mkdir()
+        bench = Bench(folder, rows, scorer=FakeScorer(packed=packed))
+        marker = bench.audit()
+        assert (marker["n_read"], marker["n_audited"]) == (92, 89)
+        found.append(tables_of(bench, marker))
+    for kind in SCHEMAS:
+        for one, other in zip(*(tables[kind] for tables in found), strict=True):
+            assert {**one, "run_id": 0, "path": 0} == {**other, "run_id": 0, "path": 0}
+
+
+def test_packs_are_given_in_batches_without_rows_that_kill_or_that_nobody_asked_for(tmp_path):
+    asked, scorer = [], FakeScorer(packed=True)
+    measure_many = scorer.measure_many
+
+    def remember(records, **how):
+        asked.append([one.response_id for one in records])
+        return measure_many(records, **how)
+
+    scorer.measure_many = remember
+    bench = Bench(tmp_path, [row(i) for i in range(PACK_ROWS + 3)], scorer=scorer)
+    marker = bench.worker.audit_unit(bench.unit.to_json(), aside=[1])
+    assert marker["rejects"] == {"scoring_failed": 1}
+    assert asked == [[f"r{i}" for i in range(PACK_ROWS) if i != 1], [f"r{PACK_ROWS + i}" for i in range(3)]]
+    asked.clear()
+    assert bench.worker.probe_unit(bench.unit.to_json(), (4, 6)) == PACK_ROWS + 3
+    assert asked == [["r4", "r5"]]
+
+
+def test_a_lost_device_is_not_blamed_on_a_pack(tmp_path):
+    scorer = FakeScorer(packed=True)
+    scorer.measure_many = lambda *_, **__: (_ for _ in ()).throw(torch.AcceleratorError("lost"))
+    with pytest.raises(DeviceLost):
+        Bench(tmp_path, [row(0), row(1)], scorer=scorer).audit()
 
 
 def test_rows_hold_what_was_logged_and_what_was_measured(tmp_path):
