@@ -92,6 +92,10 @@ class Moments:
     def __add__(self, other: "Moments") -> "Moments":
         return Moments(self.n + other.n, self.units + other.units, self.square_units + other.square_units)
 
+    def __sub__(self, other: "Moments") -> "Moments":
+        """What is left when values that were added are taken out again: exact, as sums are."""
+        return Moments(self.n - other.n, self.units - other.units, self.square_units - other.square_units)
+
     @property
     def total(self) -> float:
         """The sum, rounded once."""

@@ -1,27 +1,26 @@
 """Judge a measured run: standardise, set the threshold, write findings and summary. No model is loaded, and
 no bundle: the probabilities of one are among the measurements, its operating points in run.json.
 
-Two passes over the committed units. The first reads ids and numbers: which responses were read before, what
-is average in this run, where the threshold lies. The second writes the findings. Units are read by a few
-threads at once (they mostly wait for storage) and always taken in order, and sums are exact: the result
-depends on the measurements alone, not on threads or on how the logs were cut into units.
+Two passes over the committed units. The first reads ids and numbers: which responses were read before, and
+what is average in this run. The second writes the findings. Where a flag budget sets the threshold, a pass
+between the two ranks all sentences. Units are read by a few threads at once (they mostly wait for storage)
+and always taken in order, and sums are exact: the result depends on the measurements alone, not on threads or
+on how the logs were cut into units.
 """
 
-import hashlib
 import math
-import sys
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from detector.calibration import FEATURES, Moments, Reference, Scale, budget_threshold, score
+from detector.calibration import FEATURES, Reference, budget_threshold, score
 from detector.methods import METHODS
 from jobs.commit import MEASUREMENTS, SUCCESS, Marker, Run
 from jobs.config import FLAG_BUDGET, Config
@@ -31,11 +30,19 @@ from jobs.parts import Part, delete_stale, put_table, read_part
 from jobs.redaction import Redact, load_redaction
 from jobs.storage import Storage, join
 from jobs.summary import Tally, totals, write_summary
-from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, READINGS, REJECTS, VERDICT
+from jobs.survey import THREADS, Survey, in_order, take_survey
+from jobs.tables import (
+    MEASURED_RESPONSES,
+    MEASURED_SENTENCES,
+    READINGS,
+    REJECTS,
+    VERDICT,
+    only_records,
+    without_records,
+)
 from jobs.texts import Texts, read_texts, text_rows, with_texts
 from jobs.threshold import check_features, check_origin, operating_point, resolve, threshold_of
 
-_THREADS = 8
 _SCHEMAS = {"responses": MEASURED_RESPONSES, "sentences": MEASURED_SENTENCES, "rejects": REJECTS}
 _FINDINGS = r"findings/(?:sentences|responses)/date=\d{4}-\d\d-\d\d/[^/]+-[0-9a-f]{12}\.parquet"
 _TEXTS = r"texts/date=\d{4}-\d\d-\d\d/[^/]+-[0-9a-f]{12}\.parquet"
@@ -68,10 +75,10 @@ def judge(
     probabilities of a bundle are taken as they are. The threshold is the reference's when it belongs to the
     deciding method, else the bundle's operating point where its probability decides and no flag budget is
     set, else the flag budget over this run's sentences. With `store_text: flagged` the logs of the flagged
-    answers are read again. What an earlier judgement left is deleted after the
-    new findings are there; `_SUCCESS` goes first and is the caller's to write again. Memory: one unit per
-    thread, about 200 bytes per response, and the deciding method's features per sentence where a threshold
-    must be found.
+    answers are read again. What an earlier judgement left is deleted after the new findings are there;
+    `_SUCCESS` goes first and is the caller's to write again. Memory: one unit per thread, and eight bytes per
+    sentence where a flag budget sets the threshold. Ids lie in the system's temporary folder meanwhile, 40
+    bytes per response.
 
     Raises ProfileError for a reference of another scorer, bundle, prompt profile or leave-one-out mode, and
     for an operating point that was not measured; ConfigError for a method that reads what was not measured;
@@ -87,20 +94,27 @@ def judge(
         _check_counts(unit)
     given = reference is not None and threshold_of(reference, deciding) is not None
     point = None if given else operating_point(config, run.scorer)
-    survey = _Survey(ranked=() if given or point else tuple(METHODS[deciding].features))
-    with ThreadPoolExecutor(_THREADS) as pool:
-        numbers = pool.map(lambda unit: _read_numbers(out, storage, run, unit), units)
-        for unit, (responses, sentences) in zip(units, numbers, strict=True):
-            survey.add(unit["unit_id"], responses, sentences)
-        applied = _settle(config, run, survey, reference, point)
+    with ThreadPoolExecutor(THREADS) as pool:
+        survey = take_survey(pool, partial(_read_numbers, out, storage, run), units)
+
+        def scores(number: int, standardised: Reference) -> NDArray[np.float64]:
+            sentences = _read_sentence_numbers(out, storage, run, units[number])
+            return _score(without_records(sentences, survey.duplicates.of(number)), deciding, standardised)
+
+        def ranked(standardised: Reference) -> NDArray[np.float64]:
+            found = in_order(pool, partial(scores, standardised=standardised), range(len(units)))
+            return np.concatenate(list(found))
+
+        applied = _settle(config, run, survey, reference, point, ranked)
+
+        def judge_unit(number: int) -> tuple[list[Part], Tally]:
+            first = survey.duplicates.of(number)
+            return _judge_unit(out, storage, config, run, applied, first, redact, units[number])
 
         storage.delete(join(out, SUCCESS))
         parts: list[Part] = []
         tally = Tally()
-        judged = pool.map(
-            lambda unit: _judge_unit(out, storage, config, run, applied, survey, redact, unit), units
-        )
-        for written, counted in judged:
+        for written, counted in in_order(pool, judge_unit, range(len(units))):
             parts += written
             tally.merge(counted)
     kept = {part["url_suffix"] for part in parts}
@@ -113,73 +127,18 @@ def judge(
     return JudgeTotals(totals(summary), applied, tuple(parts))
 
 
-class _Survey:
-    """What the first pass learns about the run as a whole."""
-
-    def __init__(self, ranked: tuple[str, ...]) -> None:
-        self.duplicates: dict[str, dict[int, Place]] = {}
-        """unit_id -> record_index -> where the same response was read first."""
-        self.n_sentences = 0
-        self.n_responses = 0
-        self._seen: dict[bytes, Place] = {}
-        self._moments: defaultdict[tuple[str, str], Moments] = defaultdict(Moments)
-        self._ranked = ranked
-        self._kept: list[pa.Table] = []
-
-    def add(self, unit_id: str, responses: pa.Table, sentences: pa.Table) -> None:
-        """Take in the next unit: responses in the order in which they were read."""
-        later = self._find_duplicates(responses)
-        if later:
-            self.duplicates[unit_id] = later
-        responses, sentences = _without(responses, later), _without(sentences, later)
-        self.n_responses += responses.num_rows
-        self.n_sentences += sentences.num_rows
-        for grain, table in (("responses", responses), ("sentences", sentences)):
-            for name in (name for name in FEATURES if name in table.column_names):
-                try:
-                    self._moments[grain, name] += Moments.of(table[name].drop_null().to_numpy())
-                except ValueError:
-                    raise JobError(
-                        f"unit {unit_id}: a measured {name} is not finite; "
-                        f"delete OUT/units/{unit_id}.json and run the audit again"
-                    ) from None
-        if self._ranked:
-            self._kept.append(sentences.select(self._ranked))
-
-    def scales(self, grain: str) -> dict[str, Scale]:
-        """Mean and sd per feature, over "sentences" or "responses"; only of features that were measured."""
-        return {name: self._moments[grain, name].scale() for name in FEATURES if self._moments[grain, name].n}
-
-    def ranked(self) -> pa.Table:
-        """The `ranked` features of all sentences."""
-        return pa.concat_tables(self._kept)
-
-    def _find_duplicates(self, responses: pa.Table) -> dict[int, Place]:
-        later: dict[int, Place] = {}
-        names = ("record_index", "response_id", "path", "position")
-        for index, response_id, path, position in zip(
-            *(responses[n].to_pylist() for n in names), strict=True
-        ):
-            if response_id is None:
-                continue
-            place = (sys.intern(path), position)  # one string per file, not per response
-            digest = hashlib.blake2b(response_id.encode(), digest_size=16).digest()
-            first = self._seen.setdefault(digest, place)
-            if first is not place:
-                later[index] = first
-        return later
-
-
 def _settle(
     config: Config,
     run: Run,
-    survey: _Survey,
+    survey: Survey,
     reference: Reference | None,
     point: tuple[float, float] | None,
+    ranked: Callable[[Reference], NDArray[np.float64]],
 ) -> Reference:
     """The reference to apply: the given one or the run's own, with a threshold for the deciding method.
 
-    `point`: the operating point that sets it, where one does.
+    `point`: the operating point that sets it, where one does. `ranked`: the deciding scores of all sentences
+    by a reference, for a flag budget.
     """
     deciding, bundle = config.judge.deciding_method, run.scorer.get("bundle", {}).get("digest")
     if reference is None:
@@ -212,13 +171,11 @@ def _settle(
             flag_budget=None,
         )
     budget = FLAG_BUDGET if config.judge.flag_budget is None else config.judge.flag_budget
-    ranked = (
-        budget_threshold(_score(survey.ranked(), deciding, reference), budget) if survey.n_sentences else None
-    )
+    threshold = budget_threshold(ranked(reference), budget) if survey.n_sentences else None
     return replace(
         reference,
-        threshold=ranked,
-        threshold_from=None if ranked is None else run.run_id,
+        threshold=threshold,
+        threshold_from=None if threshold is None else run.run_id,
         target_fpr=None,
         flag_budget=budget,
     )
@@ -230,24 +187,25 @@ def _judge_unit(
     config: Config,
     run: Run,
     applied: Reference,
-    survey: _Survey,
+    first: Mapping[int, Place],
     redact: Redact | None,
     unit: Marker,
 ) -> tuple[list[Part], Tally]:
     parts: list[Part] = []
     tally = Tally()
-    first = survey.duplicates.get(unit["unit_id"], {})
     threshold = math.inf if applied.threshold is None else applied.threshold  # None: no sentence in the run
     texts: Texts = {}
     if config.store_text == "flagged":
-        numbers = (_without(table, first) for table in _read_numbers(out, storage, run, unit))
+        numbers = (without_records(table, first) for table in _read_numbers(out, storage, run, unit))
         flagged = _flagged(*numbers, config.judge.deciding_method, applied, threshold)
         texts = read_texts(unit, flagged, storage, config, redact)
     for date in sorted({part["date"] for part in unit["parts"]}):
         measured = _read(out, storage, run, unit, "responses", date=date).sort_by("record_index")
-        responses = with_texts(_without(measured, first), texts) if texts else _without(measured, first)
-        again = duplicate_rejects(_only(measured, first), first)
-        sentences = _without(_read(out, storage, run, unit, "sentences", date=date), first)
+        responses = (
+            with_texts(without_records(measured, first), texts) if texts else without_records(measured, first)
+        )
+        again = duplicate_rejects(only_records(measured, first), first)
+        sentences = without_records(_read(out, storage, run, unit, "sentences", date=date), first)
         sentences = _with_log_tokens(sentences)
         sentences = sentences.sort_by([("record_index", "ascending"), ("sentence_index", "ascending")])
         rejects = pa.concat_tables([_read(out, storage, run, unit, "rejects", date=date), again])
@@ -278,7 +236,7 @@ def _flagged(
     responses: pa.Table, sentences: pa.Table, deciding: str, applied: Reference, threshold: float
 ) -> pa.Table:
     flags = pa.array(_score(sentences, deciding, applied) >= threshold)
-    return _only(responses, set(sentences["record_index"].filter(flags).to_pylist()))
+    return only_records(responses, set(sentences["record_index"].filter(flags).to_pylist()))
 
 
 def _score(sentences: pa.Table, method: str, reference: Reference) -> NDArray[np.float64]:
@@ -309,9 +267,13 @@ def _read_numbers(out: str, storage: Storage, run: Run, unit: Marker) -> tuple[p
     places = {"record_index", "response_id", "path", "position"}
     responses = _read(out, storage, run, unit, "responses", columns=places | measured | {"n_answer_tokens"})
     responses = responses.append_column("n_tokens", responses["n_answer_tokens"])
-    sentences = _read(out, storage, run, unit, "sentences", columns={"record_index"} | measured)
     responses = responses.sort_by([(name, "ascending") for name in ("path", "position", "record_index")])
-    return _with_log_tokens(responses), _with_log_tokens(sentences)
+    return _with_log_tokens(responses), _read_sentence_numbers(out, storage, run, unit)
+
+
+def _read_sentence_numbers(out: str, storage: Storage, run: Run, unit: Marker) -> pa.Table:
+    names = {"record_index", *FEATURES, "ensemble"}
+    return _with_log_tokens(_read(out, storage, run, unit, "sentences", columns=names))
 
 
 def _with_log_tokens(table: pa.Table) -> pa.Table:
@@ -339,18 +301,6 @@ def _read(
     schema = pa.schema([field for field in _SCHEMAS[table] if field.name in wanted_names - left_out])
     wanted = [p for p in unit["parts"] if p["table"] == table and date in (None, p["date"])]
     return pa.concat_tables([schema.empty_table(), *(read_part(storage, out, p, schema) for p in wanted)])
-
-
-def _only(table: pa.Table, record_indices: Collection[int]) -> pa.Table:
-    return table.filter(pc.is_in(table["record_index"], pa.array(list(record_indices), pa.int32())))
-
-
-def _without(table: pa.Table, record_indices: Collection[int]) -> pa.Table:
-    if not record_indices:
-        return table
-    return table.filter(
-        pc.invert(pc.is_in(table["record_index"], pa.array(list(record_indices), pa.int32())))
-    )
 
 
 def _check_counts(unit: Marker) -> None:

@@ -5,7 +5,10 @@ flat, because dashboards choke on nested Parquet. Scores point one way: higher =
 code points.
 """
 
+from collections.abc import Collection
+
 import pyarrow as pa
+import pyarrow.compute as pc
 
 DIMENSIONS = ("app", "model", "retriever", "prompt_version", "language")
 """What a summary row is grouped by, beside the date."""
@@ -216,3 +219,17 @@ SUMMARY = pa.schema(
         pa.field("ci_high", pa.float64()),
     ]
 )
+
+
+def only_records(table: pa.Table, record_indices: Collection[int]) -> pa.Table:
+    """The rows of these records."""
+    return table.filter(pc.is_in(table["record_index"], pa.array(list(record_indices), pa.int32())))
+
+
+def without_records(table: pa.Table, record_indices: Collection[int]) -> pa.Table:
+    """All rows but those of these records."""
+    if not record_indices:
+        return table
+    return table.filter(
+        pc.invert(pc.is_in(table["record_index"], pa.array(list(record_indices), pa.int32())))
+    )

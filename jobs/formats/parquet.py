@@ -111,10 +111,15 @@ def _slice(
     metadata = file.metadata
     offset = sum(metadata.row_group(g).num_rows for g in range(group))
     n_rows = metadata.row_group(group).num_rows
-    names = file.schema_arrow.names
-    wanted = (name for name in names if may_matter(name, fields) or snake(name.split(".")[0]) in more)
-    columns = list(wanted) or names[:1]
-    width = _decoded_bytes(metadata, group, columns)
+    try:
+        names = file.schema_arrow.names
+        wanted = (name for name in names if may_matter(name, fields) or snake(name.split(".")[0]) in more)
+        columns = list(wanted) or names[:1]
+        width = _decoded_bytes(metadata, group, columns)
+    except BROKEN as error:  # a footer can be read in parts only: here the names of columns were damaged
+        lost = f"row group {group}: its columns cannot be told, its {n_rows} rows are lost"
+        yield from [(offset, Malformed(f"{lost} ({one_line(error)})"))] if start == 0 else []
+        return
     if 0 < n_rows < width / read.max_record_bytes:
         too_wide = Malformed(
             f"row group {group}: its {n_rows} rows have {width // n_rows} bytes each, over "

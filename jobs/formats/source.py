@@ -19,7 +19,7 @@ MAX_EXPANSION = 200
 
 FREE_EXPANSION_BYTES = 4 << 20
 
-BROKEN = (OSError, EOFError, zlib.error, pa.ArrowException)
+BROKEN = (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError)
 """What the decoders raise for broken content. Arrow says OSError too, hence `Source.failed`."""
 
 Read = Callable[[int], bytes]

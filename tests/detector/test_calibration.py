@@ -46,6 +46,7 @@ class TestMoments:
         cut = data.draw(st.integers(0, len(values)))
         parts = Moments.of(np.array(shuffled[:cut])) + Moments.of(np.array(shuffled[cut:]))
         assert parts == Moments.of(np.array(values))
+        assert parts - Moments.of(np.array(shuffled[:cut])) == Moments.of(np.array(shuffled[cut:]))
         assert parts.n == len(values)
         assert parts.total == float(sum(map(Fraction, values)))
         assert parts.total_squares == float(sum(Fraction(value) ** 2 for value in values))

@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("n", nargs="?", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", metavar="READER:NUMBER")
+    parser.add_argument("--readers", nargs="+", choices=NAMES, default=NAMES, metavar="READER")
     arguments = parser.parse_args()
     faulthandler.enable()
     folder = Path(tempfile.mkdtemp(prefix="fuzz-readers-"))
@@ -160,6 +161,8 @@ def main() -> None:
         return
     total: Counter[str] = Counter()
     for at, name in enumerate(NAMES):
+        if name not in arguments.readers:
+            continue
         n_inputs = arguments.n * (at + 1) // len(NAMES) - arguments.n * at // len(NAMES)
         began, slowest, found = time.process_time(), 0.0, Counter[str]()
         for number in range(n_inputs):

@@ -156,6 +156,17 @@ def overwrite_page(path, group, column="answer"):
     path.write_bytes(data)
 
 
+@pytest.mark.parametrize("unit_rows", [1000, 7])
+def test_a_footer_whose_column_names_are_no_text_is_one_reject_a_row_group(tmp_path, unit_rows):
+    path = write(tmp_path, rows(60), row_group_size=30, store_schema=False)
+    data = path.read_bytes()
+    name = data.rindex(b"question", 0, len(data) - 8)  # as the last row group's column is called
+    path.write_bytes(data[:name] + b"\xf3" + data[name + 1 :])
+    found = read(path, settings(unit_rows=unit_rows, unit_bytes=1 if unit_rows < 1000 else 1 << 20))
+    assert answers(found) == [*(f"Answer {i}." for i in range(30)), None]
+    assert found[30].position == 30 and "its 30 rows are lost" in found[30].detail
+
+
 @pytest.mark.parametrize("unit_rows", [1000, 30, 7, 1])
 def test_a_broken_page_is_one_reject_however_the_file_is_cut(tmp_path, unit_rows):
     path = write(tmp_path, rows(90), row_group_size=30)
