@@ -34,6 +34,7 @@ from jobs.config import Config
 from jobs.dispatch import Dispatch, Progress
 from jobs.errors import JobError, first_line
 from jobs.lease import hold
+from jobs.logs import bound
 from jobs.storage import Storage, join, mask
 
 log = logging.getLogger("leadline")
@@ -125,18 +126,19 @@ def audit(
         else:
             markers = read_markers(storage, out)
             units = None
-        if reference is not None:
-            check_origin(reference, run)  # the judge does too, hours later
-        n_missing = run.n_units - len(markers)
-        if n_missing:
-            if units is None:
-                check_resumable(out, run, freeze(logs, storage, config.read))
-                units = list(cut([InputFile(**file) for file in run.files], storage, config.read))
-            missing = [unit for unit in units if unit.unit_id not in markers]
-            log.info("%d units to measure; starting Ray and loading the scorer", len(missing))
-            with _ray(config):
-                Dispatch(storage, out, run, config, load, on_progress, markers).measure(missing)
-        success = _conclude(storage, out, run, config, reference)
+        with bound(run_id=run.run_id):
+            if reference is not None:
+                check_origin(reference, run)  # the judge does too, hours later
+            n_missing = run.n_units - len(markers)
+            if n_missing:
+                if units is None:
+                    check_resumable(out, run, freeze(logs, storage, config.read))
+                    units = list(cut([InputFile(**file) for file in run.files], storage, config.read))
+                missing = [unit for unit in units if unit.unit_id not in markers]
+                log.info("%d units to measure; starting Ray and loading the scorer", len(missing))
+                with _ray(config):
+                    Dispatch(storage, out, run, config, load, on_progress, markers).measure(missing)
+            success = _conclude(storage, out, run, config, reference)
     return _result(out, run, success, n_missing)
 
 
@@ -153,7 +155,7 @@ def rejudge(out: str, config: Config, profile: str | None = None) -> AuditResult
     run = read_run(storage, out)
     config = resolve(config, run)
     check_measured(out, run, config)
-    with hold(storage, out) as storage:
+    with hold(storage, out) as storage, bound(run_id=run.run_id):
         success = _conclude(storage, out, run, config, reference)
     return _result(out, run, success, n_units_measured=0)
 
@@ -200,6 +202,7 @@ def _conclude(storage: Storage, out: str, run: Run, config: Config, reference: A
     floors = [marker.get("noise_floor_nats", {"logprob": 0.0}) for marker in markers.values()]
     noise = max((floor["logprob"] for floor in floors), default=0.0)
     asked, config = config, _above(config, noise)
+    log.info("%d units are measured; judging them", len(markers))
     judged = judge(out, storage, config, run, markers.values(), reference)
     sweep(storage, out, markers.values())  # before the page, which shows the first rejects that it finds
     write_report(out, storage, config)

@@ -108,19 +108,18 @@ class Dispatch:
     def measure(self, units: Iterable[Any]) -> None:
         """Measure every unit or raise JobError that names those that failed, after all others are done."""
         self._waiting.extend(_Piece(unit) for unit in units)
-        with bound(run_id=self._run.run_id):
-            try:
+        try:
+            self._tell()
+            while self._waiting or any(task.piece for task in self._tasks.values()):
+                self._hire()
+                for ticket in self._fleet.wait(list(self._tasks), _TICK_SECONDS):
+                    self._take(ticket)
+                self._double_stragglers()
                 self._tell()
-                while self._waiting or any(task.piece for task in self._tasks.values()):
-                    self._hire()
-                    for ticket in self._fleet.wait(list(self._tasks), _TICK_SECONDS):
-                        self._take(ticket)
-                    self._double_stragglers()
-                    self._tell()
-            finally:
-                # Also on Ctrl-C and SIGTERM: what they had begun is measured again, what is committed stays.
-                for task in self._tasks.values():
-                    self._fleet.kill(task.worker)
+        finally:
+            # Also on Ctrl-C and SIGTERM: what they had begun is measured again, what is committed stays.
+            for task in self._tasks.values():
+                self._fleet.kill(task.worker)
         if self._failed:
             shown = [f"{unit} ({error})" for unit, error in list(self._failed.items())[:_FAILED_SHOWN]]
             more = f" and {len(self._failed) - len(shown)} more" if len(self._failed) > len(shown) else ""

@@ -115,14 +115,17 @@ def _slice(
         names = file.schema_arrow.names
         wanted = (name for name in names if may_matter(name, fields) or snake(name.split(".")[0]) in more)
         columns = list(wanted) or names[:1]
-        width = _decoded_bytes(metadata, group, columns, n_rows * read.max_record_bytes)
     except BROKEN as error:  # a footer can be read in parts only: here the names of columns were damaged
         lost = f"row group {group}: its columns cannot be told, its {n_rows} rows are lost"
         yield from [(offset, Malformed(f"{lost} ({one_line(error)})"))] if start == 0 else []
         return
+    # As the footer states it, of all columns together. That of one column cannot be asked for: where its
+    # metadata is damaged Arrow ends the process (pyarrow 26 hands no exception on from there), while reading
+    # such a column fails in good order.
+    width = metadata.row_group(group).total_byte_size
     if n_rows > 0 and width > n_rows * read.max_record_bytes:
         too_wide = Malformed(
-            f"row group {group}: its {n_rows} rows have {width // n_rows} bytes each, over "
+            f"row group {group}: its {n_rows} rows have {width // n_rows} bytes each in all columns, over "
             f"read.max_record_bytes = {read.max_record_bytes}; raise it to read them"
         )
         yield from [(offset, too_wide)] if start == 0 else []
@@ -148,20 +151,6 @@ def _slice(
             return
         lost = f"row group {group} breaks off here, its last {n_rows - at} rows are lost"
         yield offset + at, Malformed(f"{lost} ({one_line(error)})")
-
-
-def _decoded_bytes(metadata: pq.FileMetaData, group: int, columns: list[str], most: int) -> int:
-    """Bytes of a row group before compression, as the footer states them; of these columns alone where all
-    together are over `most`, or not stated.
-    """
-    row_group = metadata.row_group(group)
-    if 0 < row_group.total_byte_size <= most:
-        # Nothing is asked of single columns then: where their metadata is damaged, Arrow ends the process
-        # (pyarrow 26 hands no exception on from there), but says so in good order when it reads them.
-        return row_group.total_byte_size
-    chunks = (row_group.column(i) for i in range(metadata.num_columns))
-    wanted = tuple(f"{name}." for name in columns)
-    return sum(c.total_uncompressed_size for c in chunks if f"{c.path_in_schema}.".startswith(wanted))
 
 
 def _row(row: pa.RecordBatch, read: ReadConfig) -> dict[str, Any] | Malformed:

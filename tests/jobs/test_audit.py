@@ -17,6 +17,7 @@ from detector.identity import fingerprint
 from jobs.audit import audit, rejudge
 from jobs.errors import ConfigError, JobError
 from jobs.lease import hold
+from jobs.logs import line_handler, logging_to
 from jobs.storage import Storage
 from tests import fake_scorer, stand_in_head
 from tests.runs import N_REJECTED, N_ROWS, markers, row, settings, tables, write_logs, write_rows
@@ -160,6 +161,13 @@ def test_another_flag_budget_only_judges_again(logs, scorer, finished, monkeypat
     assert measured.items() <= tables(finished).items()
     assert rejudge(str(finished), settings(scorer)).totals == first
     assert tables(finished) == before
+
+
+def test_the_lines_of_a_driver_name_its_run(logs, scorer, finished, capsys):
+    with logging_to(line_handler("json")):
+        result = run(logs, finished, settings(scorer, judge={"flag_budget": 0.5}))
+    (line,) = [json.loads(line) for line in capsys.readouterr().err.splitlines() if "judging" in line]
+    assert line["run_id"] == result.run_id
 
 
 def test_a_run_from_before_attention_was_measured_is_judged_by_what_it_has(

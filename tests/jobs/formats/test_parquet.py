@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.formats import parquet, read_unit
-from jobs.formats.parquet import _decoded_bytes
 from jobs.listing import WorkUnit
 from tests.jobs.formats.reading import GOOD, STORAGE, answers, read, settings, summary, units_of
 
@@ -167,16 +166,6 @@ def test_no_damaged_byte_of_a_footer_ends_the_process(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     n_files, n_rows = map(int, done.stdout.split())
     assert n_files > 1500 and n_rows > n_files
-
-
-def test_columns_are_weighed_one_by_one_where_all_together_are_too_wide_or_nobody_said(tmp_path):
-    path = write(tmp_path, [{**GOOD, "blob": bytes([i]) * 3000} for i in range(20)], use_dictionary=False)
-    assert len(answers(read(path, settings(max_record_bytes=2000)))) == 20
-    metadata = pq.read_metadata(path)
-    names = ["question", "passages", "answer"]
-    everything = _decoded_bytes(metadata, 0, names, 1 << 30)
-    assert everything == metadata.row_group(0).total_byte_size > 20 * 3000
-    assert 0 < _decoded_bytes(metadata, 0, names, 20 * 2000) < 20 * 2000
 
 
 @pytest.mark.parametrize("unit_rows", [1000, 30, 7, 1])
