@@ -85,7 +85,7 @@ def make(name: str, number: int, seed: int) -> bytes:
     if luck.random() < 0.2:
         luck.shuffle(rows)
     data = {"csv": _csv, "tsv": _csv, "json": _json, "parquet": _parquet}.get(form, _jsonl)(rows, luck)
-    # Changes multiply, and a unit of 1 KiB costs its third of a millisecond wherever a long line is cut.
+    # A unit of 1 KiB costs its third of a millisecond wherever a long line is cut.
     data = data[:MAX_BYTES]
     if luck.random() < 0.3 and form != "parquet":
         data = _damaged(data, luck)
@@ -210,7 +210,7 @@ def _changed(tree: Any, luck: random.Random) -> Any:
                 lambda v=value: [v],
                 lambda v=value: {luck.choice(("text", "content", "documents", "value", "")): v},
                 lambda v=value: _deep(v, luck.choice((3, 20, 400, 950))),
-                lambda v=value: v * luck.choice((0, 2, 50)) if isinstance(v, (str, list)) else _text(v),
+                lambda v=value: _times(v, luck.choice((0, 2, 50))),
             )
         )
         if isinstance(holder, dict) and luck.random() < 0.2:
@@ -222,6 +222,12 @@ def _changed(tree: Any, luck: random.Random) -> Any:
         else:
             holder[key] = change()
     return tree
+
+
+def _times(value: Any, n: int) -> Any:
+    if not isinstance(value, (str, list)):
+        return _text(value)
+    return value * n if len(_text(value)) * n <= MAX_BYTES else value  # again and again it would be gigabytes
 
 
 def _places(tree: Any) -> Any:
