@@ -2,19 +2,23 @@
 
     python -m tests.audit_driver JSON    # {"logs", "out", "config", "moment", "signal"}
 
-Moments: "start" (nothing is measured), "middle" (half of the units are), "measured" (all are, nothing is
-judged), "reported" (all but _SUCCESS is written), "never".
+Moments: "start" (nothing is measured), "middle" (half of the units are), "late" (nine of ten, and workers are
+well into the next ones), "measured" (all are, nothing is judged), "reported" (all but _SUCCESS is written),
+"never".
 """
 
 import json
 import os
 import signal
 import sys
+import time
 
 import jobs.audit
 from jobs.audit import Progress, audit
 from jobs.config import Config
 from tests import fake_scorer
+
+_SHARES = {"middle": 0.5, "late": 0.9}
 
 
 def main() -> None:
@@ -27,7 +31,8 @@ def main() -> None:
 
     def watch(progress: Progress) -> None:
         share = progress.n_units_done / progress.n_units
-        if (moment, share) == ("start", 0) or (moment == "middle" and share >= 0.5):
+        if (moment, share) == ("start", 0) or (moment in _SHARES and share >= _SHARES[moment]):
+            time.sleep(0.3 if moment == "late" else 0.0)
             die()
         if moment == "measured" and share == 1:
             die()

@@ -46,6 +46,18 @@ def load_slow(config: Config) -> "FakeScorer":
     return FakeScorer(config.scorer.name, seconds=0.2)
 
 
+def load_counting(config: Config) -> "FakeScorer":
+    """A scorer that takes a moment per record and notes each in the file `measured` of its folder."""
+
+    class Counting(FakeScorer):
+        def measure(self, record: Record, **how: Any) -> Measurement:
+            with (Path(self.name) / "measured").open("ab", buffering=0) as file:
+                file.write(f"{record.question}\n".encode())
+            return super().measure(record, **how)
+
+    return Counting(config.scorer.name, seconds=0.1)
+
+
 def load_noisy(config: Config) -> "FakeScorer":
     """One whose numbers move by a nat when nothing but the shape of a computation does."""
     return FakeScorer(config.scorer.name, noise_nats=1.0)
