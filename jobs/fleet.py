@@ -31,7 +31,8 @@ class Fleet:
     def __init__(self, out: str, config: Config, run: Run, load: Callable[[Config], Any] | None) -> None:
         import ray
 
-        from jobs.worker import WorkerProcess, load_scorer
+        from jobs.worker import load_scorer
+        from jobs.worker_process import WorkerProcess
 
         resources, self.size = _place_workers(config)
         """`size`: how many workers there may be."""

@@ -1,17 +1,16 @@
 """Measuring one work unit: rows in, Parquet parts out, then the marker. Holds the model; knows no queue."""
 
 import logging
-import os
-import random
-import sys
 import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from contextvars import copy_context
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -25,14 +24,14 @@ from jobs.commit import MEASUREMENTS, Marker, Run, write_marker
 from jobs.config import Config
 from jobs.errors import JobError
 from jobs.formats.outcome import Accepted
-from jobs.logs import bound, line_handler, logging_to
-from jobs.metrics import Meter
 from jobs.poison import Rows
 from jobs.read_ahead import batches, read_ahead
 from jobs.redaction import TEXTS, load_redaction, stored_texts
 from jobs.storage import Storage
 from jobs.tables import DIMENSIONS, FEATURES, MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS, VERDICT
-from jobs.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from jobs.parts import Part
 
 log = logging.getLogger("leadline")
 
@@ -54,7 +53,7 @@ PACK_ROWS = 64
 usual one or two thousand tokens an answer. Where it walks them one by one, it gets them one by one.
 """
 
-_LONGEST_WAIT_SECONDS = 30.0
+_WRITERS = 8
 _KILLER = "measuring this record ends the worker's process, or takes longer than workers.stall_seconds"
 
 
@@ -141,23 +140,10 @@ class Worker:
         row whose sequence number is in `aside`: those kill. Storage errors and DeviceLost pass through:
         nothing is committed, and the driver decides about another attempt.
         """
-        from jobs.parts import put_table
-
         started = time.monotonic()
         unit = self._open(unit_json)
         n_read, tables, spans = self._measure(unit, aside)
-        parts = [
-            put_table(
-                self._storage,
-                self._out,
-                f"{MEASUREMENTS}/{kind}",
-                date,
-                unit.unit_id,
-                pa.Table.from_pylist(rows, schema=schema),
-            )
-            for kind, schema in SCHEMAS.items()
-            for date, rows in sorted(tables[kind].items())
-        ]
+        parts = self._write(unit.unit_id, tables)
         audited = [row for rows in tables["responses"].values() for row in rows]
         rejects = Counter(row["reason"] for rows in tables["rejects"].values() for row in rows)
         marker = {
@@ -180,6 +166,23 @@ class Worker:
         marker = write_marker(self._storage, self._out, marker)
         self._lap("write")
         return marker
+
+    def _write(self, unit_id: str, tables: dict[str, dict[str, list[Row]]]) -> "list[Part]":
+        """Write a part for each table and date. All at once: the device waits, and they wait for storage."""
+        from jobs.parts import put_table
+
+        def put(kind: str, date: str, rows: list[Row]) -> "Part":
+            table = pa.Table.from_pylist(rows, schema=SCHEMAS[kind])
+            return put_table(self._storage, self._out, f"{MEASUREMENTS}/{kind}", date, unit_id, table)
+
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            # Each in a context of this one's, so that what is logged there still says which unit it is about.
+            puts = [
+                pool.submit(copy_context().run, put, kind, date, rows)
+                for kind in SCHEMAS
+                for date, rows in sorted(tables[kind].items())
+            ]
+            return [one.result() for one in puts]
 
     def probe_unit(self, unit_json: Any, rows: Rows) -> int:
         """Measure these rows of a unit as `audit_unit` does and commit nothing: can they be survived?
@@ -291,58 +294,6 @@ class Worker:
             return rejected
         except Exception as error:
             return _reject(error)
-
-
-class WorkerProcess:
-    """A Worker as a Ray actor. No restarts and no retries of Ray's: the driver queues what was lost."""
-
-    def __init__(self, out: str, config: Config, run: Run, load: Callable[[Config], Any]) -> None:
-        self._run_id, self._form = run.run_id, config.log_format
-        self._watchdog = Watchdog(config.workers.stall_seconds, sys.__stderr__)
-        self._meter = Meter(run.run_id)
-        with self._at_work():
-            self._worker = Worker(out, config, run, load, self._watchdog.alive)
-
-    def ready(self) -> str:
-        """The dtype that the scorer computes in; answers once it is loaded."""
-        return self._worker.dtype
-
-    def audit_unit(self, unit_json: Any, attempt: int, aside: Collection[int] = ()) -> Marker:
-        """`Worker.audit_unit`. A second attempt waits a little: what failed is probably the storage."""
-        # Not all at once: workers that the storage refused together would be refused together again.
-        time.sleep(min(2.0 ** (attempt - 1) - 1.0, _LONGEST_WAIT_SECONDS) * random.uniform(0.5, 1.0))
-        with self._at_work(unit_id=unit_json["unit_id"], attempt=attempt):
-            marker = self._worker.audit_unit(unit_json, attempt, aside)
-            spent = self._worker.seconds
-            self._meter.count(marker, spent)
-            log.info(
-                "unit %s: %d rows read, %d rejected; %s",
-                marker["unit_id"],
-                marker["n_read"],
-                marker["n_rejected"],
-                ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in spent.items()),
-            )
-        return marker
-
-    def probe_unit(self, unit_json: Any, rows: Rows) -> int:
-        """`Worker.probe_unit`."""
-        with self._at_work(unit_id=unit_json["unit_id"]):
-            log.info("unit %s: rows %d up to %d, to see whether they kill", unit_json["unit_id"], *rows)
-            return self._worker.probe_unit(unit_json, rows)
-
-    @contextmanager
-    def _at_work(self, **ids: Any) -> Iterator[None]:
-        """Log lines with these ids, a watchdog, and an end to the process that lost its device."""
-        with logging_to(line_handler(self._form)), bound(run_id=self._run_id, **ids):
-            self._watchdog.alive()
-            try:
-                yield
-            except DeviceLost:
-                # A dead process is replaced and its unit done again; this one would only make rejects.
-                log.exception("the accelerator is lost; this process ends")
-                os._exit(1)
-            finally:
-                self._watchdog.rest()
 
 
 def _response_row(measured: Measurement, record_index: int) -> Row:

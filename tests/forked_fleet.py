@@ -10,7 +10,7 @@ import ray.util.metrics  # noqa: F401 - takes two seconds, in every worker if no
 
 from jobs.errors import first_line
 from jobs.fleet import TaskError, WorkerLost
-from jobs.worker import WorkerProcess
+from jobs.worker_process import WorkerProcess
 
 
 class ForkedFleet:
