@@ -63,6 +63,8 @@ class Needs:
     """`exact`, `masked` or `off`: what the settings come to."""
     tokens_per_record: tuple[int, ...]
     """Computed for each record of the sample, in order; 0 for one that this scorer does not read."""
+    pack_bytes: int | None = None
+    """Where workers have a GPU: over the loaded model, for the largest pack; None where none is run."""
 
     def to_lines(self) -> list[str]:
         """For a person on a terminal."""
@@ -74,6 +76,11 @@ class Needs:
         if self.n_workers is not None:
             total = self.n_workers * (self.model_bytes + max(self.longest_bytes, self.window_bytes))
             memory += f"; {self.n_workers:,} worker{'s'[: self.n_workers > 1]}: {_megabytes(total)}"
+        if self.pack_bytes is not None:
+            memory += (
+                f"; on a GPU records run together in packs of up to {_megabytes(self.pack_bytes)}, or of half "
+                "of the memory that is free, where that is less"
+            )
         windows = f"windows: every record that can be read fits one of {self.window_tokens:,} tokens"
         if self.n_windowed:
             windows = (
@@ -142,7 +149,8 @@ def _find(records: Sequence[Record], config: Config, storage: Storage) -> Needs 
     device, dtype = place(config.scorer.device, config.scorer.dtype)
     loo, keep = _settle(config, scorer, storage)
     # From here on torch and transformers are imported, which takes seconds.
-    from detector.memory import Extent, Sizes, predict_peak, weight_bytes
+    from detector.memory import Extent, Sizes, pack_bytes, predict_peak, weight_bytes
+    from detector.packed import PACK_TOKENS
 
     tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     sizes, model_bytes = Sizes.of(tree, dtype), weight_bytes(folder, dtype)
@@ -157,6 +165,7 @@ def _find(records: Sequence[Record], config: Config, storage: Storage) -> Needs 
         return "none of the sample's records can be read by this scorer"
     longest = max(map(Extent.of, readings), key=peak)
     windowed = [(reading, whole) for reading, whole in windows if len(reading.windows) > 1]
+    worker_device = _worker_device(config, device)
     return Needs(
         n_records=len(readings),
         model_bytes=model_bytes,
@@ -169,9 +178,10 @@ def _find(records: Sequence[Record], config: Config, storage: Storage) -> Needs 
         most_windows=max(len(reading.windows) for reading in readings),
         windowed_tokens=sum(floor(reading, loo).tokens for reading, _ in windowed),
         unwindowed_tokens=sum(floor(whole, loo).tokens for _, whole in windowed),
-        device=_worker_device(config, device),
+        device=worker_device,
         loo=loo,
         tokens_per_record=tuple(0 if pair is None else floor(pair[0], loo).tokens for pair in found),
+        pack_bytes=pack_bytes(sizes, PACK_TOKENS) if worker_device == "cuda" else None,
     )
 
 

@@ -88,6 +88,14 @@ def test_lines_name_model_record_window_workers_and_windows():
     )
 
 
+def test_packs_are_told_where_workers_have_a_gpu(settings):
+    assert find_needs([SHORT], settings(), STORAGE).pack_bytes is None
+    needs = find_needs([SHORT], settings("workers.device=gpu"), STORAGE)
+    assert needs.device == "cuda" and needs.pack_bytes > 1 << 20
+    said = f"in packs of up to {needs.pack_bytes / 1e6:,.0f} MB, or of half of the memory that is free"
+    assert said in needs.to_lines()[0]
+
+
 def test_workers_are_one_a_core_that_they_may_use_and_unknown_on_a_cluster(settings, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     device = "scorer.device=cpu"
