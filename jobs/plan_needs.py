@@ -78,7 +78,7 @@ class Needs:
             memory += f"; {self.n_workers:,} worker{'s'[: self.n_workers > 1]}: {_megabytes(total)}"
         if self.pack_bytes is not None:
             memory += (
-                f"; on a GPU records run together in packs of up to {_megabytes(self.pack_bytes)}, or of half "
+                f"; on a GPU records run in packs of up to {_megabytes(self.pack_bytes)}, or of half "
                 "of the memory that is free, where that is less"
             )
         windows = f"windows: every record that can be read fits one of {self.window_tokens:,} tokens"

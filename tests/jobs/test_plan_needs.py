@@ -92,7 +92,7 @@ def test_packs_are_told_where_workers_have_a_gpu(settings):
     assert find_needs([SHORT], settings(), STORAGE).pack_bytes is None
     needs = find_needs([SHORT], settings("workers.device=gpu"), STORAGE)
     assert needs.device == "cuda" and needs.pack_bytes > 1 << 20
-    said = f"in packs of up to {needs.pack_bytes / 1e6:,.0f} MB, or of half of the memory that is free"
+    said = f"run in packs of up to {needs.pack_bytes / 1e6:,.0f} MB, or of half of the memory that is free"
     assert said in needs.to_lines()[0]
 
 
