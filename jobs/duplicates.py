@@ -23,7 +23,6 @@ _SEEN = np.dtype(
         ("high", "<u8"),
         ("low", "<u8"),
         ("unit", "<u4"),
-        ("order", "<u4"),
         ("record", "<i4"),
         ("path", "<u4"),
         ("position", "<i8"),
@@ -34,7 +33,7 @@ _NOWHERE = -1  # the position of a row that has none
 
 
 class Seen:
-    """The ids of all responses, 40 bytes each in a temporary folder that goes at the end of its context."""
+    """The ids of all responses, 36 bytes each in a temporary folder that goes at the end of its context."""
 
     def __init__(self) -> None:
         self._folder = TemporaryDirectory(prefix="leadline-judge-")
@@ -50,7 +49,8 @@ class Seen:
         self._folder.cleanup()
 
     def add(self, unit: int, responses: pa.Table) -> None:
-        """Take in the responses of unit number `unit`, in the order in which they were read.
+        """Take in the responses of unit number `unit`, in the order in which they were read: units by number,
+        and the responses of each.
 
         Columns: record_index, response_id (null: not known, never a duplicate), path, position.
         """
@@ -64,7 +64,7 @@ class Seen:
         )
         halves = np.frombuffer(digests, "<u8").reshape(-1, 2)
         rows["high"], rows["low"] = halves[:, 0], halves[:, 1]
-        rows["unit"], rows["order"] = unit, np.arange(len(rows))
+        rows["unit"] = unit
         rows["record"] = known["record_index"].to_numpy()
         rows["path"] = [self._paths.setdefault(path, len(self._paths)) for path in known["path"].to_pylist()]
         rows["position"] = known["position"].fill_null(_NOWHERE).to_numpy()
@@ -119,8 +119,11 @@ class Duplicates:
 
 
 def _again(rows: NDArray[np.void]) -> NDArray[np.void]:
-    """All but the first of each group of equal digests, each with the place of that first one."""
-    rows = rows[np.lexsort((rows["order"], rows["unit"], rows["low"], rows["high"]))]
+    """All but the first of each group of equal digests, each with the place of that first one.
+
+    `rows` in the order of reading, which sorting by digest keeps.
+    """
+    rows = rows[np.lexsort((rows["low"], rows["high"]))]
     new = np.ones(len(rows), bool)
     new[1:] = (rows["high"][1:] != rows["high"][:-1]) | (rows["low"][1:] != rows["low"][:-1])
     first = np.maximum.accumulate(np.where(new, np.arange(len(rows)), 0))

@@ -77,7 +77,7 @@ def judge(
     set, else the flag budget over this run's sentences. With `store_text: flagged` the logs of the flagged
     answers are read again. What an earlier judgement left is deleted after the new findings are there;
     `_SUCCESS` goes first and is the caller's to write again. Memory: one unit per thread, and eight bytes per
-    sentence where a flag budget sets the threshold. Ids lie in the system's temporary folder meanwhile, 40
+    sentence where a flag budget sets the threshold. Ids lie in the system's temporary folder meanwhile, 36
     bytes per response.
 
     Raises ProfileError for a reference of another scorer, bundle, prompt profile or leave-one-out mode, and

@@ -203,6 +203,40 @@ def test_a_driver_whose_lease_was_deleted_stops(out, hands):
             storage.write(f"{out}/table", b"1")
 
 
+def test_a_driver_whose_number_was_free_but_not_the_last_goes_back(out, hands, monkeypatch):
+    leave(out, **at(-7200))
+    create = Storage.create
+    others = f"{LEASE}/000003.json"
+
+    def create_late(self, url, data):
+        # Two others came and the first of them went since this driver looked.
+        STORAGE.write(f"{out}/{others}", json.dumps(read(out) | {"token": "third"} | at(0)).encode())
+        return create(self, url, data)
+
+    monkeypatch.setattr(Storage, "create", create_late)
+    with pytest.raises(JobError, match="another driver began here at this moment"):
+        with hold(STORAGE, out, hands.clock):
+            raise AssertionError("two hold OUT")
+    assert leases(out) == [FIRST, others]
+
+
+def test_what_a_renewal_proves_counts_from_before_it_looked(out, hands, monkeypatch):
+    looks = []
+    with hold(STORAGE, out, hands.clock) as storage:
+        write, listed = Storage.write, Storage.list
+
+        def write_slowly(self, url, data):
+            hands.seconds += 3600  # whoever came in this hour was not seen
+            write(self, url, data)
+
+        monkeypatch.setattr(Storage, "write", write_slowly)
+        monkeypatch.setattr(Storage, "list", lambda self, url: looks.append(url) or listed(self, url))
+        hands.seconds += 3600
+        for _ in range(2):
+            storage.permit()
+        assert len(looks) == 2
+
+
 def test_a_driver_that_was_merely_slow_goes_on_and_says_so(out, hands):
     with hold(STORAGE, out, hands.clock) as storage:
         hands.seconds += 100

@@ -58,9 +58,9 @@ def write_no_ids(folder):
 WRITERS = (write_parquet, write_csv, write_json, write_gzip, write_small_files, write_no_ids)
 
 
-def audit(folder, mode, unit_rows):
+def audit(folder, mode, unit_rows, limit=None):
     """Every marker with the responses of its unit, texts and all."""
-    config = Config.model_validate({"store_text": mode, "read": {"unit_rows": unit_rows}})
+    config = Config.model_validate({"store_text": mode, "read": {"unit_rows": unit_rows, "limit": limit}})
     out = str(folder / mode)
     files = freeze([str(folder / "logs")], STORAGE, config.read)
     units = list(cut(files, STORAGE, config.read))
@@ -75,9 +75,9 @@ def audit(folder, mode, unit_rows):
             yield config, marker, pa.concat_tables(tables)
 
 
-def check(folder, unit_rows):
+def check(folder, unit_rows, limit=None):
     n_found = 0
-    runs = (audit(folder, mode, unit_rows) for mode in ("flagged", "full"))
+    runs = (audit(folder, mode, unit_rows, limit) for mode in ("flagged", "full"))
     for (config, marker, measured), (_, _, full) in zip(*runs, strict=True):
         texts = read_texts(marker, measured, STORAGE, config, None)
         for one in full.to_pylist():
@@ -94,6 +94,12 @@ def test_every_row_gets_back_the_texts_that_it_was_measured_on(tmp_path, write, 
     (tmp_path / "logs").mkdir()
     write(tmp_path / "logs")
     assert check(tmp_path, unit_rows) == N_ROWS * (3 if write is write_small_files else 1)
+
+
+def test_a_limit_that_ends_in_a_unit_of_small_files_leaves_its_rows_to_be_found(tmp_path):
+    (tmp_path / "logs").mkdir()
+    write_small_files(tmp_path / "logs")
+    assert check(tmp_path, 512, limit=2 * N_ROWS + 1) == 2 * N_ROWS + 1
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
