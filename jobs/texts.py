@@ -5,7 +5,6 @@ worker used. Where a log is gone or changed there is no text, and the table says
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -42,7 +41,7 @@ def read_texts(
     for file in WorkUnit.from_json(marker["unit"]).files() if wanted else ():
         places = wanted.pop(mask(file.url), {})
         if places:
-            found |= _read_file(replace(file, max_rows=None), places, storage, config, redact)
+            found |= _read_file(file, places, storage, config, redact)
     return found | {index: _withheld(LOST) for places in wanted.values() for index in places.values()}
 
 
