@@ -104,7 +104,12 @@ def _watched(scorer: Scorer) -> Iterator[dict[str, float]]:
 
     implementation = scorer.model.config._attn_implementation
     attention = AttentionInterface().get(implementation)
-    step, product = passes.reduce_vocabulary, Head.logits
+    step, product, kernel_for = passes.reduce_vocabulary, Head.logits, passes.kernel_for
+
+    def timed_kernel(*args: Any) -> Any:
+        kernel = kernel_for(*args)
+        return kernel and timed("vocabulary", kernel)  # its own product with the head is part of it
+
     body = scorer.model.base_model
     hooks = [
         body.register_forward_pre_hook(lambda *_: tick("body", -1)),
@@ -113,7 +118,7 @@ def _watched(scorer: Scorer) -> Iterator[dict[str, float]]:
     try:
         if attention is not None:  # `eager` is not in the table: its time counts as the body's
             AttentionInterface.register(implementation, timed("attention", attention))
-        passes.reduce_vocabulary = timed("vocabulary", step)
+        passes.reduce_vocabulary, passes.kernel_for = timed("vocabulary", step), timed_kernel
         Head.logits = timed("head", product)  # type: ignore[method-assign]
         yield spent
     finally:
@@ -121,7 +126,8 @@ def _watched(scorer: Scorer) -> Iterator[dict[str, float]]:
             hook.remove()
         if attention is not None:
             AttentionInterface.register(implementation, attention)
-        passes.reduce_vocabulary, Head.logits = step, product  # type: ignore[method-assign]
+        passes.reduce_vocabulary, passes.kernel_for = step, kernel_for
+        Head.logits = product  # type: ignore[method-assign]
 
 
 def extra_peak_bytes(

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -154,7 +155,7 @@ def test_contenders_take_turns():
 
 
 def test_watching_one_run_leaves_nothing_behind_even_when_it_fails(scorer, case):
-    before = passes.reduce_vocabulary, Head.logits
+    before = passes.reduce_vocabulary, passes.kernel_for, Head.logits
     hooks = len(scorer.model.base_model._forward_hooks)
 
     def fail():
@@ -163,9 +164,21 @@ def test_watching_one_run_leaves_nothing_behind_even_when_it_fails(scorer, case)
 
     with pytest.raises(RuntimeError):
         shares_of_time(scorer, fail)
-    assert (passes.reduce_vocabulary, Head.logits) == before
+    assert (passes.reduce_vocabulary, passes.kernel_for, Head.logits) == before
     assert len(scorer.model.base_model._forward_hooks) == hooks
     assert scorer.trace(case.records[0])[1][0].n_computed_tokens
+
+
+def test_a_kernel_counts_as_reductions_its_product_included(scorer, case, monkeypatch):
+
+    def slow_kernel(states, targets, head, reduce=passes.reduce_vocabulary):
+        time.sleep(0.3)  # beside which all else of a tiny scorer is nothing
+        return reduce(states, targets, head)
+
+    monkeypatch.setattr(passes, "kernel_for", lambda *_: slow_kernel)
+    shares = shares_of_time(scorer, lambda: scorer.trace(case.records[0]))
+    assert shares["reductions"] > 0.5
+    assert passes.kernel_for(None, 0.0) is slow_kernel
 
 
 def test_the_authors_package_gives_our_numbers_on_its_own_prompts(tiny_scorer_dir):
