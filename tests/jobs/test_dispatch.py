@@ -11,6 +11,7 @@ import pytest
 import jobs.dispatch
 import jobs.poison
 import jobs.worker
+import jobs.worker_process
 from detector.errors import RecordRejected, RejectReason
 from jobs.commit import create_run, read_markers
 from jobs.config import Config
@@ -29,7 +30,7 @@ STORAGE = Storage()
 
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch):
-    monkeypatch.setattr(jobs.worker, "_LONGEST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(jobs.worker_process, "_LONGEST_WAIT_SECONDS", 0.0)
 
 
 class Scene:

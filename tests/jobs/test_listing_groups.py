@@ -202,7 +202,11 @@ def test_a_unit_of_files_survives_json(tmp_path):
     assert WorkUnit.from_json(json.loads(json.dumps(unit.to_json()))) == unit
 
 
-@pytest.mark.parametrize("broken", [b"", b"\xff\xfe\x00broken", gzip.compress(LINE)[:-9]])
+@pytest.mark.parametrize(
+    "broken",
+    [b"", b"\xff\xfe\x00broken", gzip.compress(LINE)[:-9]],
+    ids=["empty", "not text", "half a gzip"],  # a gzip holds the time, and each process collects for itself
+)
 def test_a_corrupt_file_in_a_unit_is_a_reject_and_hurts_no_neighbour(tmp_path, broken):
     number(tmp_path, 5)
     (tmp_path / "002.jsonl").write_bytes(broken)
