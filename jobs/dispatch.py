@@ -11,9 +11,10 @@ from typing import Any
 from jobs.commit import Marker, Run
 from jobs.config import Config
 from jobs.errors import JobError
-from jobs.fleet import Fleet, TaskError, WorkerLost
+from jobs.fleet import DEPTH, Fleet, TaskError, WorkerLost
 from jobs.logs import bound
-from jobs.poison import NO_ROWS, Bisection, HopelessError, Rows, is_single
+from jobs.pieces import Hired, Piece
+from jobs.poison import NO_ROWS, Bisection, HopelessError, Rows
 from jobs.progress import Progress, Tally
 from jobs.storage import Storage
 
@@ -26,44 +27,11 @@ _STRAGGLER_SECONDS = 60.0
 _STRAGGLER_MEDIANS = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """What a worker can be asked for: a unit, or some of its rows to see whether they can be survived."""
-
-    unit: Any
-    attempt: int = 1
-    aside: tuple[int, ...] = ()
-    """Rows that are committed as rejects and not measured: each killed two workers."""
-    probe: Rows | None = None
-    """Measure these and commit nothing."""
-
-    @property
-    def unit_id(self) -> str:
-        return self.unit.unit_id
-
-    @property
-    def needs_fresh_worker(self) -> bool:
-        return self.probe is not None and is_single(self.probe)
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """What a worker is busy with: a piece, or (None) loading its scorer."""
-
-    worker: Any
-    piece: _Piece | None
-    began: float
-
-    @property
-    def commits(self) -> bool:
-        return self.piece is not None and self.piece.probe is None
-
-
 @dataclass(slots=True)
 class _Search:
     """A unit whose workers die, while the rows that kill them are looked for."""
 
-    piece: _Piece
+    piece: Piece
     bisection: Bisection
     n_errors: int = 0
 
@@ -71,9 +39,10 @@ class _Search:
 class Dispatch:
     """The queue of units and the workers that empty it.
 
-    A worker has one unit at a time and gets the next when its marker is back; a unit takes seconds to minutes
-    and the way back milliseconds. So the unit that kills a worker is always known, a worker that is still
-    waiting for its machine holds nothing up, and one with nothing left to do is given back to the cluster.
+    A worker has one unit and, while there are many, one more that it reads ahead; it gets the next when a
+    marker is back. So its device waits for nobody, a worker that is still waiting for its machine holds
+    nothing up, and one with nothing left to do is given back to the cluster. Two units of a worker that died
+    are blamed for nothing; each is alone with a worker from then on, so that it shows which of them kills.
 
     A unit that killed two workers is halved until the rows that did it are known (`jobs.poison`); they become
     rejects. At the end, where workers are free, a unit that takes much longer than the others did is given to
@@ -93,8 +62,8 @@ class Dispatch:
     ) -> None:
         self._run, self._config = run, config
         self._fleet = fleet or Fleet(out, config, run, load)
-        self._waiting: deque[_Piece] = deque()
-        self._tasks: dict[Any, _Task] = {}
+        self._waiting: deque[Piece] = deque()
+        self._workers: list[Hired] = []
         self._searches: dict[str, _Search] = {}
         self._searched: set[str] = set()
         self._doubled: set[str] = set()
@@ -107,19 +76,20 @@ class Dispatch:
 
     def measure(self, units: Iterable[Any]) -> None:
         """Measure every unit or raise JobError that names those that failed, after all others are done."""
-        self._waiting.extend(_Piece(unit) for unit in units)
+        self._waiting.extend(Piece(unit) for unit in units)
         try:
             self._tell()
-            while self._waiting or any(task.piece for task in self._tasks.values()):
+            while self._waiting or any(worker.pieces for worker in self._workers):
                 self._hire()
-                for ticket in self._fleet.wait(list(self._tasks), _TICK_SECONDS):
+                tickets = [ticket for worker in self._workers for ticket in worker.asked]
+                for ticket in self._fleet.wait(tickets, _TICK_SECONDS):
                     self._take(ticket)
                 self._double_stragglers()
                 self._tell()
         finally:
             # Also on Ctrl-C and SIGTERM: what they had begun is measured again, what is committed stays.
-            for task in self._tasks.values():
-                self._fleet.kill(task.worker)
+            for worker in self._workers:
+                self._fleet.kill(worker.handle)
         if self._failed:
             shown = [f"{unit} ({error})" for unit, error in list(self._failed.items())[:_FAILED_SHOWN]]
             more = f" and {len(self._failed) - len(shown)} more" if len(self._failed) > len(shown) else ""
@@ -130,59 +100,79 @@ class Dispatch:
             )
 
     def _tell(self) -> None:
-        n_running = sum(task.piece is not None for task in self._tasks.values())
-        self._tally.tell(n_running, len(self._tasks), self._failed)
+        n_busy = sum(bool(worker.pieces) for worker in self._workers)
+        self._tally.tell(n_busy, len(self._workers), self._failed)
 
     def _hire(self) -> None:
-        starting = sum(task.piece is None for task in self._tasks.values())
-        while len(self._tasks) < self._fleet.size and starting < len(self._waiting):
-            worker, ticket = self._fleet.start()
-            self._tasks[ticket] = _Task(worker, None, time.monotonic())
+        starting = sum(None in worker.asked.values() for worker in self._workers)
+        while len(self._workers) < self._fleet.size and starting < len(self._waiting):
+            handle, ticket = self._fleet.start()
+            self._workers.append(Hired(handle, {ticket: None}, time.monotonic()))
             starting += 1
+
+    def _end(self, worker: Hired) -> list[Piece]:
+        """Let a worker go, dead or alive, and return what it was still asked for."""
+        self._fleet.kill(worker.handle)
+        self._workers.remove(worker)
+        return worker.pieces
 
     def _take(self, ticket: Any) -> None:
         """Settle one answer and give its worker the next piece."""
-        task = self._tasks.pop(ticket)
-        piece = task.piece
+        worker = next(worker for worker in self._workers if ticket in worker.asked)
+        was_first = ticket is next(iter(worker.asked))
+        piece = worker.asked.pop(ticket)
         with bound(**({"unit_id": piece.unit_id, "attempt": piece.attempt} if piece else {})):
             try:
                 value = self._fleet.answer(ticket)
             except WorkerLost as lost:
-                self._fleet.kill(task.worker)
+                beside = self._end(worker)
                 if piece is None:
                     self._lose_start(lost)
+                elif beside:
+                    self._part([piece, *beside], lost)
                 else:
                     self._lose(piece, lost)
                 return
             except TaskError as error:
                 self._fail(piece, str(error))
             else:
-                self._settle(task, value)
-        self._give(task.worker, fresh=piece is None)
+                self._settle(worker, piece, value)
+        if was_first:
+            worker.since = time.monotonic()
+        self._feed(worker, fresh=piece is None)
 
-    def _give(self, worker: Any, *, fresh: bool) -> None:
-        for index, piece in enumerate(self._waiting):
-            if fresh or not piece.needs_fresh_worker:
-                del self._waiting[index]
-                break
-        else:
-            self._fleet.kill(worker)  # an idle worker would keep its machine alive and paid for
-            return
+    def _feed(self, worker: Hired, *, fresh: bool) -> None:
+        """Give a worker as much as it may hold; one for which there is nothing is let go."""
+        while len(worker.asked) < DEPTH:
+            piece = next((each for each in self._waiting if fresh or not each.needs_fresh_worker), None)
+            if worker.asked:
+                both_share = piece is not None and piece.shares and all(p.shares for p in worker.pieces)
+                # Near the end another worker would have the time for it sooner.
+                if not both_share or len(self._waiting) <= self._fleet.size:
+                    return
+            elif piece is None:
+                self._end(worker)  # an idle worker would keep its machine alive and paid for
+                return
+            self._waiting.remove(piece)
+            self._ask(worker, piece)
+
+    def _ask(self, worker: Hired, piece: Piece) -> None:
         if piece.probe is None:
-            ticket = self._fleet.audit(worker, piece.unit, piece.attempt, piece.aside)
+            ticket = self._fleet.audit(worker.handle, piece.unit, piece.attempt, piece.aside)
         else:
-            ticket = self._fleet.probe(worker, piece.unit, piece.probe)
-        self._tasks[ticket] = _Task(worker, piece, time.monotonic())
+            ticket = self._fleet.probe(worker.handle, piece.unit, piece.probe)
+        if not worker.asked:
+            worker.since = time.monotonic()
+        worker.asked[ticket] = piece
 
-    def _settle(self, task: _Task, value: Any) -> None:
-        piece = task.piece
+    def _settle(self, worker: Hired, piece: Piece | None, value: Any) -> None:
         if piece is None:
             self._check_dtype(value)
         elif piece.probe is not None:
             search = self._searches[piece.unit_id]
             self._continue(search, search.bisection.survive(piece.probe, value))
         else:
-            self._seconds.append(time.monotonic() - task.began)
+            self._seconds.append(time.monotonic() - worker.since)
             self._tally.count(value)
             if piece.unit_id in self._doubled:
                 self._forget(piece.unit_id)  # the other worker on it has lost the race
@@ -201,7 +191,18 @@ class Dispatch:
         if self._lost_starts >= self._config.workers.max_attempts * self._fleet.size:
             raise JobError(f"no worker can load the scorer {self._run.scorer['name']}: {lost}") from None
 
-    def _lose(self, piece: _Piece, lost: WorkerLost) -> None:
+    def _part(self, pieces: list[Piece], lost: WorkerLost) -> None:
+        """Put back what a dead worker held together."""
+        log.warning("units %s: %s", " and ".join(piece.unit_id for piece in pieces), lost)
+        alone = not lost.blameless
+        self._put_back([replace(piece, alone=alone or piece.alone) for piece in pieces])
+
+    def _put_back(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            if not self._is_elsewhere(piece.unit_id):
+                self._waiting.appendleft(piece)
+
+    def _lose(self, piece: Piece, lost: WorkerLost) -> None:
         """Decide about a piece whose worker died."""
         unit_id = piece.unit_id
         if lost.blameless:
@@ -221,7 +222,7 @@ class Dispatch:
             else:
                 self._retry(piece, str(lost))
 
-    def _fail(self, piece: _Piece, error: str) -> None:
+    def _fail(self, piece: Piece, error: str) -> None:
         """Decide about a piece that a worker answered with an error: storage, most of the time."""
         if piece.probe is None:
             self._retry(piece, error)
@@ -233,7 +234,7 @@ class Dispatch:
         else:
             self._give_up(piece.unit_id, error)
 
-    def _retry(self, piece: _Piece, error: str) -> None:
+    def _retry(self, piece: Piece, error: str) -> None:
         if self._is_elsewhere(piece.unit_id):
             return  # that worker's fate decides
         # What is left of a unit when its killers are known is as good as another unit.
@@ -253,12 +254,11 @@ class Dispatch:
         """Drop everything that is still asked for of a unit, and the workers that are busy with it."""
         self._searches.pop(unit_id, None)
         self._waiting = deque(piece for piece in self._waiting if piece.unit_id != unit_id)
-        for ticket, task in list(self._tasks.items()):
-            if task.piece is not None and task.piece.unit_id == unit_id:
-                self._fleet.kill(task.worker)
-                del self._tasks[ticket]
+        for worker in list(self._workers):
+            if any(piece.unit_id == unit_id for piece in worker.pieces):
+                self._put_back([piece for piece in self._end(worker) if piece.unit_id != unit_id])
 
-    def _search(self, piece: _Piece, lost: WorkerLost) -> None:
+    def _search(self, piece: Piece, lost: WorkerLost) -> None:
         log.warning(
             "unit %s killed %d workers (%s); looking for the rows that do it",
             piece.unit_id,
@@ -284,25 +284,29 @@ class Dispatch:
     def _is_elsewhere(self, unit_id: str) -> bool:
         """Whether a unit waits or is with a worker, beside the one that just answered."""
         return any(piece.unit_id == unit_id for piece in self._waiting) or any(
-            task.piece is not None and task.piece.unit_id == unit_id for task in self._tasks.values()
+            piece.unit_id == unit_id for worker in self._workers for piece in worker.pieces
         )
 
     def _double_stragglers(self) -> None:
         """Queue a second copy of units that take too long, where a worker is to be had for it."""
-        free = self._fleet.size - len(self._tasks)
+        free = self._fleet.size - len(self._workers)
         if self._waiting or free <= 0 or not self._seconds:
             return
         limit = max(_STRAGGLER_SECONDS, _STRAGGLER_MEDIANS * median(self._seconds))
         now = time.monotonic()
-        tasks = [task for task in self._tasks.values() if task.commits]
-        copies = Counter(task.piece.unit_id for task in tasks)
-        late = [task for task in tasks if now - task.began > limit and copies[task.piece.unit_id] == 1]
-        for task in late[:free]:
+        copies = Counter(piece.unit_id for worker in self._workers for piece in worker.pieces)
+        late = [
+            (piece, now - worker.since)
+            for worker in self._workers
+            for piece in worker.pieces
+            if piece.probe is None and now - worker.since > limit and copies[piece.unit_id] == 1
+        ]
+        for piece, seconds in late[:free]:
             log.warning(
                 "unit %s runs for %.0f s, others took %.0f: a second worker gets it too",
-                task.piece.unit_id,
-                now - task.began,
+                piece.unit_id,
+                seconds,
                 median(self._seconds),
             )
-            self._doubled.add(task.piece.unit_id)
-            self._waiting.append(task.piece)
+            self._doubled.add(piece.unit_id)
+            self._waiting.append(piece)

@@ -22,9 +22,14 @@ class WorkerLost(Exception):  # noqa: N818 - what happened, to whoever has to re
         """The cloud announced that it takes the machine back: no fault of what ran there."""
 
 
+DEPTH = 2
+"""Units that a worker may hold: while its device measures one, it reads the next or writes the one before."""
+
+
 class Fleet:
     """The actors of a run. What is asked of one is answered later, under the ticket that was returned.
 
+    An actor may be asked for DEPTH things at a time.
     Raises JobError for settings that no machine of the cluster can serve.
     """
 
@@ -36,7 +41,8 @@ class Fleet:
 
         resources, self.size = _place_workers(config)
         """`size`: how many workers there may be."""
-        process = ray.remote(max_restarts=0, max_task_retries=0)(WorkerProcess).options(**resources)
+        actor = ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=DEPTH)(WorkerProcess)
+        process = actor.options(**resources)
         self._start = lambda: process.remote(out, config, run, load or load_scorer)
 
     def start(self) -> tuple[Any, Any]:

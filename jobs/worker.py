@@ -1,22 +1,21 @@
 """Measuring one work unit: rows in, Parquet parts out, then the marker. Holds the model; knows no queue."""
 
 import logging
-import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from contextvars import copy_context
-from dataclasses import asdict, astuple
+from dataclasses import asdict
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 import detector
-from detector.aggregate import Features, Measurement
-from detector.bundle import Verdict
+from detector.aggregate import Measurement
 from detector.errors import RecordRejected, RejectReason
 from detector.record import Record
 from jobs.bundles import read_bundle
@@ -24,11 +23,13 @@ from jobs.commit import MEASUREMENTS, Marker, Run, write_marker
 from jobs.config import Config
 from jobs.errors import JobError
 from jobs.formats.outcome import Accepted
+from jobs.measured_rows import response_row, sentence_rows
 from jobs.poison import Rows
 from jobs.read_ahead import batches, read_ahead
 from jobs.redaction import TEXTS, load_redaction, stored_texts
+from jobs.stages import Stages
 from jobs.storage import Storage
-from jobs.tables import DIMENSIONS, FEATURES, MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS, VERDICT
+from jobs.tables import DIMENSIONS, MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS
 
 if TYPE_CHECKING:
     from jobs.parts import Part
@@ -40,14 +41,6 @@ Row = dict[str, Any]
 SCHEMAS = {"responses": MEASURED_RESPONSES, "sentences": MEASURED_SENTENCES, "rejects": REJECTS}
 
 _IDS = ("response_id", "trace_id", "span_id", *DIMENSIONS)
-_MEASURED_COUNTS = (
-    "n_passages",
-    "n_context_tokens",
-    "n_answer_tokens",
-    "n_computed_tokens",
-    "n_windows",
-    "truncated",
-)
 PACK_ROWS = 64
 """Rows that a scorer gets at once where it runs records in packs (`detector.packed`): about one pack at RAG's
 usual one or two thousand tokens an answer. Where it walks them one by one, it gets them one by one.
@@ -87,7 +80,11 @@ def load_scorer(config: Config) -> Any:
 
 
 class Worker:
-    """One scorer and the units that it is given, one after the other.
+    """One scorer and the units that it is given.
+
+    Units may be given from two threads at a time. The device measures one after the other, in a thread of its
+    own; meanwhile the rows of the next are read and the parts of the one before are written, so that it does
+    not wait for storage between them.
 
     `load` makes the scorer from the settings; `alive` is called at every step of the work. Raises JobError
     when the scorer is not the one that run.json names, or judges by another bundle: a machine with other
@@ -102,9 +99,6 @@ class Worker:
         load: Callable[[Config], Any] = load_scorer,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
-        self.seconds: Counter[str] = Counter()
-        """What the last unit took, by stage: read (waiting for rows: they are read ahead), measure, write."""
-        self._lapped = time.perf_counter()
         self._alive = alive
         self._out = out
         self._config = config
@@ -117,9 +111,11 @@ class Worker:
             "least_share": config.least_share,
             "min_answer_tokens": config.read.min_answer_tokens,
         }
-        self._scorer = load(config)
+        # What a thread keeps of a device (its pool of OpenMP threads, cuBLAS's workspace) is kept once.
+        self._device = ThreadPoolExecutor(1, "device")
+        self._scorer = self._device.submit(load, config).result()
         self.dtype: str = self._scorer.dtype
-        self._noise_floor = asdict(self._scorer.noise_floor())
+        self._noise_floor = asdict(self._device.submit(self._scorer.noise_floor).result())
         if self._scorer.fingerprint != run.scorer["fingerprint"]:
             raise JobError(
                 f"scorer {self._scorer.name}: its files here ({self._scorer.fingerprint}) are not those that "
@@ -133,16 +129,28 @@ class Worker:
                 "give every machine the same version of Leadline and the same bundle"
             )
 
-    def audit_unit(self, unit_json: Any, attempt: int = 1, aside: Collection[int] = ()) -> Marker:
+    def audit_unit(
+        self,
+        unit_json: Any,
+        attempt: int = 1,
+        aside: Collection[int] = (),
+        seconds: Counter[str] | None = None,
+    ) -> Marker:
         """Measure one unit, write its parts and then its marker, and return the marker.
+
+        `seconds` is filled with what it took by stage: read (the device waits for rows; they are read ahead),
+        measure, write.
 
         A record that cannot be measured is a reject and stops nothing. So is, without being measured, every
         row whose sequence number is in `aside`: those kill. Storage errors and DeviceLost pass through:
         nothing is committed, and the driver decides about another attempt.
         """
-        started = time.monotonic()
+        seconds = Counter() if seconds is None else seconds
+        stages = Stages(seconds, self._alive)
         unit = self._open(unit_json)
-        n_read, tables, spans = self._measure(unit, aside)
+        n_read, tables, spans = self._measure(unit, stages, aside)
+        held = sum(seconds.values())
+        stages.begin()
         parts = self._write(unit.unit_id, tables)
         audited = [row for rows in tables["responses"].values() for row in rows]
         rejects = Counter(row["reason"] for rows in tables["rejects"].values() for row in rows)
@@ -158,13 +166,13 @@ class Worker:
             "dtype": self.dtype,
             "noise_floor_nats": self._noise_floor,
             "attempt": attempt,
-            "seconds": round(time.monotonic() - started, 3),
+            "seconds": round(held, 3),  # of the device: those of a worker's units add up to its time
         }
         if self._config.store_text == "flagged":
             marker["unit"] = unit.to_json()  # where the judge finds the texts
         # Another worker may have been faster; then that marker stands.
         marker = write_marker(self._storage, self._out, marker)
-        self._lap("write")
+        stages.lap("write")
         return marker
 
     def _write(self, unit_id: str, tables: dict[str, dict[str, list[Row]]]) -> "list[Part]":
@@ -189,61 +197,71 @@ class Worker:
 
         Returns how many rows the unit has.
         """
-        return self._measure(self._open(unit_json), only=range(*rows))[0]
+        stages = Stages(Counter(), self._alive)
+        return self._measure(self._open(unit_json), stages, only=range(*rows))[0]
 
     def _open(self, unit_json: Any) -> Any:
         from jobs.listing import WorkUnit
 
-        self.seconds.clear()
-        self._lapped = time.perf_counter()
         unit = WorkUnit.from_json(unit_json)
         unit.check_unchanged(self._storage)
         return unit
 
-    def _lap(self, stage: str) -> None:
-        """Book the time since the last lap to a stage."""
-        now = time.perf_counter()
-        self.seconds[stage] += now - self._lapped
-        self._lapped = now
-        self._alive()
-
     def _measure(
-        self, unit: Any, aside: Collection[int] = (), only: Collection[int] | None = None
+        self, unit: Any, stages: Stages, aside: Collection[int] = (), only: Collection[int] | None = None
     ) -> tuple[int, dict[str, dict[str, list[Row]]], Counter[str]]:
         """How many rows were read, the rows of each table by date, and what became of spans in the unit.
 
         Rows by their sequence number: those in `aside` are rejects, with `only` all others are passed over.
         """
-        from jobs.formats import read_unit, record_date
+        from jobs.formats import read_unit
 
-        n_read = n_audited = 0
-        aside = frozenset(aside)
-        tables: dict[str, dict[str, list[Row]]] = {kind: defaultdict(list) for kind in SCHEMAS}
         spans: Counter[str] = Counter()
-        # By the rows of the unit alone, so that a unit done again is computed in the same packs.
-        n_together = PACK_ROWS if self._scorer.packed else 1
         with closing(read_ahead(read_unit(unit, self._storage, self._config, spans))) as rows:
-            for batch in batches(rows, n_together):
-                numbered = list(enumerate(batch, n_read))
-                n_read += len(batch)
-                self._lap("read")
-                if only is not None:
-                    numbered = [(number, row) for number, row in numbered if number in only]
-                for row, texts, outcome in self._outcomes(numbered, aside):
-                    subject = row.record if isinstance(row, Accepted) else row
-                    date = record_date(subject, unit.partitions) or self._run.date
-                    place = {"path": row.path, "position": row.position}
-                    ids = {"run_id": self._run.run_id, "date": date} | place
-                    ids |= {name: getattr(subject, name) for name in _IDS}
-                    if isinstance(outcome, RecordRejected):
-                        reject = {"reason": outcome.reason.value, "detail": outcome.detail}
-                        tables["rejects"][date].append(ids | reject)
-                        continue
-                    tables["responses"][date].append(ids | texts | _response_row(outcome, n_audited))
-                    tables["sentences"][date] += _sentence_rows(subject, outcome, n_audited)
-                    n_audited += 1
-                self._lap("measure")
-        return n_read, tables, spans
+            # Here and not in the device's thread, which is busy with another unit while this one is opened.
+            ready = chain(list(islice(rows, 1)), rows)
+            # In this context, so that what is logged there still says which unit it is about.
+            measure = copy_context().run
+            measuring = self._device.submit(
+                measure, self._measure_rows, ready, unit.partitions, stages, frozenset(aside), only
+            )
+            return *measuring.result(), spans
+
+    def _measure_rows(
+        self,
+        rows: Iterable[Any],
+        partitions: Any,
+        stages: Stages,
+        aside: Collection[int],
+        only: Collection[int] | None,
+    ) -> tuple[int, dict[str, dict[str, list[Row]]]]:
+        from jobs.formats import record_date
+
+        stages.begin()
+        n_read = n_audited = 0
+        tables: dict[str, dict[str, list[Row]]] = {kind: defaultdict(list) for kind in SCHEMAS}
+        # By the rows of the unit alone, so that a unit done again is computed in the same packs.
+        for batch in batches(rows, PACK_ROWS if self._scorer.packed else 1):
+            numbered = list(enumerate(batch, n_read))
+            n_read += len(batch)
+            stages.lap("read")
+            if only is not None:
+                numbered = [(number, row) for number, row in numbered if number in only]
+            for row, texts, outcome in self._outcomes(numbered, aside):
+                subject = row.record if isinstance(row, Accepted) else row
+                date = record_date(subject, partitions) or self._run.date
+                place = {"path": row.path, "position": row.position}
+                ids = {"run_id": self._run.run_id, "date": date} | place
+                ids |= {name: getattr(subject, name) for name in _IDS}
+                if isinstance(outcome, RecordRejected):
+                    reject = {"reason": outcome.reason.value, "detail": outcome.detail}
+                    tables["rejects"][date].append(ids | reject)
+                    continue
+                tables["responses"][date].append(ids | texts | response_row(outcome, n_audited))
+                tables["sentences"][date] += sentence_rows(subject, outcome, n_audited)
+                n_audited += 1
+            stages.lap("measure")
+        return n_read, tables
 
     def _outcomes(
         self, numbered: list[tuple[int, Any]], aside: Collection[int]
@@ -294,46 +312,6 @@ class Worker:
             return rejected
         except Exception as error:
             return _reject(error)
-
-
-def _response_row(measured: Measurement, record_index: int) -> Row:
-    return {
-        "record_index": record_index,
-        **_features(measured.features),
-        "ensemble": measured.ensemble,
-        "n_sentences": len(measured.sentences),
-        **{name: getattr(measured, name) for name in _MEASURED_COUNTS},
-    }
-
-
-def _sentence_rows(record: Record, measured: Measurement, record_index: int) -> Iterator[Row]:
-    for sentence in measured.sentences:
-        piece = sentence.evidence
-        yield {
-            "record_index": record_index,
-            "sentence_index": sentence.index,
-            "start": sentence.start,
-            "end": sentence.end,
-            "n_tokens": sentence.n_tokens,
-            "n_windows": sentence.n_windows,
-            "truncated": sentence.truncated,
-            **_features(sentence.features),
-            **_verdict(sentence.verdict),
-            "evidence_passage_index": piece and piece.passage_index,
-            "evidence_passage_id": piece and record.passages[piece.passage_index].id,
-            "evidence_start": piece and piece.start,
-            "evidence_end": piece and piece.end,
-        }
-
-
-def _features(features: Features) -> Row:
-    return {name: getattr(features, name) for name in (*FEATURES, "drops", "jsds")}
-
-
-def _verdict(verdict: Verdict | None) -> Row:
-    if verdict is None:
-        return dict.fromkeys(VERDICT)
-    return dict(zip(VERDICT, astuple(verdict), strict=True))
 
 
 def _reject(error: Exception) -> RecordRejected:

@@ -4,9 +4,11 @@ import logging
 import os
 import random
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from jobs.commit import Marker, Run
@@ -23,12 +25,17 @@ _LONGEST_WAIT_SECONDS = 30.0
 
 
 class WorkerProcess:
-    """A Worker as a Ray actor. No restarts and no retries of Ray's: the driver queues what was lost."""
+    """A Worker as a Ray actor of two threads: one unit is measured, one is read or written meanwhile.
+
+    No restarts and no retries of Ray's: the driver queues what was lost.
+    """
 
     def __init__(self, out: str, config: Config, run: Run, load: Callable[[Config], Any]) -> None:
         self._run_id, self._form = run.run_id, config.log_format
         self._watchdog = Watchdog(config.workers.stall_seconds, sys.__stderr__)
         self._meter = Meter(run.run_id)
+        self._n_at_work, self._changing = 0, threading.Lock()
+        self._shared = ExitStack()
         with self._at_work():
             self._worker = Worker(out, config, run, load, self._watchdog.alive)
 
@@ -41,8 +48,8 @@ class WorkerProcess:
         # Not all at once: workers that the storage refused together would be refused together again.
         time.sleep(min(2.0 ** (attempt - 1) - 1.0, _LONGEST_WAIT_SECONDS) * random.uniform(0.5, 1.0))
         with self._at_work(unit_id=unit_json["unit_id"], attempt=attempt):
-            marker = self._worker.audit_unit(unit_json, attempt, aside)
-            spent = self._worker.seconds
+            spent: Counter[str] = Counter()
+            marker = self._worker.audit_unit(unit_json, attempt, aside, spent)
             self._meter.count(marker, spent)
             log.info(
                 "unit %s: %d rows read, %d rejected; %s",
@@ -62,13 +69,27 @@ class WorkerProcess:
     @contextmanager
     def _at_work(self, **ids: Any) -> Iterator[None]:
         """Log lines with these ids, a watchdog, and an end to the process that lost its device."""
-        with logging_to(line_handler(self._form)), bound(run_id=self._run_id, **ids):
-            self._watchdog.alive()
+        with self._handler_and_watchdog(), bound(run_id=self._run_id, **ids):
             try:
                 yield
             except DeviceLost:
                 # A dead process is replaced and its unit done again; this one would only make rejects.
                 log.exception("the accelerator is lost; this process ends")
                 os._exit(1)
-            finally:
-                self._watchdog.rest()
+
+    @contextmanager
+    def _handler_and_watchdog(self) -> Iterator[None]:
+        """Those of the process: there while any of its threads is at work."""
+        with self._changing:
+            if not self._n_at_work:
+                self._shared.enter_context(logging_to(line_handler(self._form)))
+                self._shared.callback(self._watchdog.rest)
+            self._n_at_work += 1
+            self._watchdog.alive()
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._n_at_work -= 1
+                if not self._n_at_work:
+                    self._shared.close()

@@ -1,11 +1,11 @@
-"""How long a worker's device waits for storage, with rows read ahead and without.
+"""How long a device waits for storage: rows read as they are needed, read ahead, and two units at a time.
 
     OMP_NUM_THREADS=1 python -m tests.figures.storage_waits [--latency 0.1] [--seconds 0.02] [--rows 400]
 
 A real S3 server behind a proxy that answers every request `--latency` seconds late. A worker measures units
-one after the other with a scorer that takes `--seconds` a row. A line per unit is the trace: seconds in which
-the device worked, waited for its first row, waited for later rows, and waited for parts and marker to be
-written. Rows are read in blocks of some size, so that few of them wait for a request at all.
+with a scorer that takes `--seconds` a row. A line per unit is the trace: how long the device worked on it,
+how long it had waited before its first row (for parts and marker of the unit before, and for this one to be
+opened), and how long between its rows. Rows are read in blocks, so that few wait for a request at all.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from detector.aggregate import Measurement
 from detector.record import Record
 from jobs.commit import create_run
 from jobs.config import Config
+from jobs.fleet import DEPTH
 from jobs.listing import cut, freeze
 from jobs.storage import Storage, join
 from jobs.worker import Worker
@@ -87,39 +89,46 @@ def main() -> None:
         config = Config.model_validate(tree | {"scorer": {"device": "cpu"}})
         proxy.plan = Late(chosen.latency)
         ahead = jobs.worker.read_ahead
-        for mode, read in (("ahead", ahead), ("as needed", _as_needed)):
+        for mode, read, depth in (
+            ("as needed", _as_needed, 1),
+            ("read ahead", ahead, 1),
+            ("two units", ahead, DEPTH),
+        ):
             jobs.worker.read_ahead = read  # type: ignore[assignment]
-            _run(join(bucket, mode.replace(" ", "-")), join(bucket, "logs"), config, chosen.seconds, mode)
+            out = join(bucket, mode.replace(" ", "-"))
+            _run(out, join(bucket, "logs"), config, chosen, mode, depth)
 
 
 def _as_needed(rows: Iterator[Any]) -> Iterator[Any]:
     yield from rows
 
 
-def _run(out: str, logs: str, config: Config, seconds: float, mode: str) -> None:
+def _run(out: str, logs: str, config: Config, chosen: argparse.Namespace, mode: str, depth: int) -> None:
     storage = Storage(config.storage)
     files = freeze([logs], storage, config.read)
     units = list(cut(files, storage, config.read))
     scorer = fake_scorer.identify(config)
     run = create_run(storage, out, [logs], config, scorer, [asdict(file) for file in files], len(units))
-    timed = Timed(seconds=seconds)
+    timed = Timed(seconds=chosen.seconds)
     worker = Worker(out, config, run, lambda _: timed)
-    print(" rows read  unit  works s first row s later rows s  write s")
-    busy = total = 0.0
-    for number, unit in enumerate(units):
-        timed.spans.clear()
-        began = time.monotonic()
-        worker.audit_unit(unit.to_json())
-        ended = time.monotonic()
-        works = sum(stop - start for start, stop in timed.spans)
-        first, last = timed.spans[0][0], timed.spans[-1][1]
-        print(
-            f"{mode:>10} {number:>5} {works:>8.2f} {first - began:>11.2f} "
-            f"{last - first - works:>12.2f} {ended - last:>8.2f}",
-            flush=True,
-        )
-        busy, total = busy + works, total + ended - began
-    print(f"{mode:>10}   all device busy {busy / total:.1%} of {total:.1f} s", flush=True)
+    began = time.monotonic()
+    with ThreadPoolExecutor(depth) as threads:  # as the driver asks: the next one when a marker is back
+        list(threads.map(lambda unit: worker.audit_unit(unit.to_json()), units))
+    ended = time.monotonic()
+    print(f"{'':>10}  unit  works s  waits before s  waits between s")
+    stopped = began
+    for number in range(len(units)):
+        spans = timed.spans[number * chosen.rows : (number + 1) * chosen.rows]
+        works = sum(stop - start for start, stop in spans)
+        between = spans[-1][1] - spans[0][0] - works
+        print(f"{mode:>10} {number:>5} {works:>8.2f} {spans[0][0] - stopped:>15.2f} {between:>16.2f}")
+        stopped = spans[-1][1]
+    busy = sum(stop - start for start, stop in timed.spans)
+    print(
+        f"{mode:>10}   all: device busy {busy / (ended - began):.1%} of {ended - began:.1f} s, between its "
+        f"first row and its last {busy / (timed.spans[-1][1] - timed.spans[0][0]):.1%}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -223,6 +223,62 @@ def test_units_that_take_no_longer_than_the_others_are_measured_once(tmp_path, m
     assert len(scene.asked("unit")) == 3
 
 
+@pytest.mark.parametrize(("size", "held"), [(1, [1, 2, 2, 1]), (2, [1, 2, 1, 1]), (4, [1] * 4)])
+def test_a_worker_holds_a_second_unit_unless_another_could_begin_it_sooner(tmp_path, size, held):
+    scene = Scene(tmp_path, poisoned(12), per_file=3, size=size, act=lambda record: time.sleep(0.1))
+    assert counts(scene.measure()) == [12, 12, 0]
+    assert sorted(scene.fleet.held) == sorted(held)
+
+
+@pytest.mark.parametrize("killer", range(4))
+def test_of_units_that_were_lost_together_only_the_one_that_kills_is_blamed(tmp_path, killer):
+    scene = Scene(tmp_path, poisoned(12, 3 * killer + 1), per_file=3)
+    markers = scene.measure()
+    assert counts(markers) == [12, 11, 1]
+    bad = next(unit_id for unit_id, marker in markers.items() if marker["n_rejected"])
+    assert {unit_id for _, unit_id, _ in scene.asked("probe")} == {bad}
+    assert {marker["attempt"] for unit_id, marker in markers.items() if unit_id != bad} == {1}
+    assert markers[bad]["attempt"] == 3
+
+
+def test_a_unit_that_was_lost_with_a_killer_has_all_its_attempts(tmp_path):
+    scene = Scene(tmp_path, poisoned(18, 4), per_file=3, max_attempts=1)
+    with pytest.raises(JobError, match=r"1 of 6 units failed.*its worker died"):
+        scene.measure()
+    assert counts(read_markers(STORAGE, scene.out)) == [15, 15, 0]
+
+
+def test_two_units_on_a_machine_that_the_cloud_takes_back_go_on_as_before(tmp_path):
+    scene = Scene(tmp_path, poisoned(15), per_file=3, max_attempts=1)
+    answer, taken = scene.fleet.answer, iter(range(1))
+
+    def answer_or_vanish(ticket):
+        value = answer(ticket)
+        if isinstance(value, dict) and next(taken, None) is not None:
+            Path(scene.out, "units", f"{value['unit_id']}.json").unlink()
+            raise WorkerLost("its machine was taken away", blameless=True)
+        return value
+
+    scene.fleet.answer = answer_or_vanish
+    markers = scene.measure()
+    assert counts(markers) == [15, 15, 0] and {marker["attempt"] for marker in markers.values()} == {1}
+    assert scene.fleet.held.count(2) >= 2  # before and after
+
+
+def test_a_unit_that_waits_behind_a_straggler_is_freed_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs.dispatch, "_STRAGGLER_SECONDS", 0.3)
+    monkeypatch.setattr(jobs.dispatch, "_TICK_SECONDS", 0.1)
+
+    def act(record):
+        if record.question == row(0)["question"] and scene.once("hung"):
+            time.sleep(600)
+
+    scene = Scene(tmp_path, poisoned(18), per_file=3, size=2, act=act)
+    assert counts(scene.measure()) == [18, 18, 0]
+    asked = [unit_id for _, unit_id, _ in scene.asked("unit")]
+    assert sorted(asked.count(unit.unit_id) for unit in scene.units) == [1, 1, 1, 1, 2, 2]
+
+
 def test_a_record_that_hangs_for_ever_is_rejected_alone_even_with_one_worker(tmp_path):
     def act(record):
         if record.question == row(2)["question"]:
@@ -232,13 +288,12 @@ def test_a_record_that_hangs_for_ever_is_rejected_alone_even_with_one_worker(tmp
     assert counts(scene.measure()) == [4, 3, 1]
 
 
-def test_lines_of_the_driver_name_run_unit_and_attempt(tmp_path, capsys):
+def test_lines_of_the_driver_about_a_unit_name_it_and_the_attempt(tmp_path, capsys):
     from jobs.logs import line_handler, logging_to
 
     scene = Scene(tmp_path, poisoned(3, 1))
     with logging_to(line_handler("json")):
         scene.measure()
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert {line["run_id"] for line in lines} == {scene.run.run_id}
     attempts = [(line["unit_id"], line["attempt"]) for line in lines if line["level"] == "warning"]
     assert attempts[:2] == [(scene.units[0].unit_id, 1), (scene.units[0].unit_id, 2)]

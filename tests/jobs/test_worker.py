@@ -1,6 +1,9 @@
 """One unit in a worker: what becomes a row, what becomes a reject, and in which order it is written."""
 
 import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, astuple, replace
 
 import pyarrow as pa
@@ -8,12 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import jobs.formats
+import jobs.worker
 from detector.errors import RecordRejected, RejectReason
 from detector.identity import fingerprint
 from jobs.bundles import remember
-from jobs.commit import create_run, read_markers
+from jobs.commit import create_run, read_markers, write_marker
 from jobs.config import Config
 from jobs.errors import JobError
+from jobs.formats import read_unit
 from jobs.listing import cut, freeze
 from jobs.storage import Storage
 from jobs.tables import MEASURED_RESPONSES, MEASURED_SENTENCES, READINGS, REJECTS, VERDICT
@@ -294,12 +300,52 @@ def test_a_probe_measures_its_rows_alone_and_writes_nothing(tmp_path):
 
 
 def test_the_time_of_a_unit_is_told_by_stage(tmp_path):
-    bench = Bench(tmp_path, [row(0), row(1)], scorer=FakeScorer(seconds=0.05))
-    bench.audit()
-    assert bench.worker.seconds.keys() == {"read", "measure", "write"}
-    assert bench.worker.seconds["measure"] >= 0.1
-    bench.worker.probe_unit(bench.unit.to_json(), (0, 0))
-    assert "write" not in bench.worker.seconds
+    bench, seconds = Bench(tmp_path, [row(0), row(1)], scorer=FakeScorer(seconds=0.05)), Counter()
+    marker = bench.worker.audit_unit(bench.unit.to_json(), seconds=seconds)
+    assert seconds.keys() == {"read", "measure", "write"}
+    assert seconds["measure"] >= 0.1
+    # What the device was held: the parts are written while it has another unit.
+    assert marker["seconds"] == pytest.approx(seconds["read"] + seconds["measure"], abs=1e-3)
+
+
+def watched(monkeypatch, *, before_marker=None, before_measure=None):
+    """A scorer that notes the threads it ran in, and events: two rows measured, two units read."""
+    threads, measured, opened = [], threading.Event(), threading.Event()
+    scorer, measure = FakeScorer(), FakeScorer().measure
+    n_units = iter(range(9))
+
+    def note_and_measure(record, **how):
+        threads.append(threading.current_thread())
+        if len(threads) == 2:
+            measured.set()
+        assert before_measure is None or opened.wait(20)
+        return measure(record, **how)
+
+    def write(*arguments):
+        assert before_marker is None or measured.wait(20)
+        return write_marker(*arguments)
+
+    def read(*arguments):
+        yield from read_unit(*arguments)
+        if next(n_units) == 1:
+            opened.set()
+
+    scorer.measure = note_and_measure
+    monkeypatch.setattr(jobs.worker, "write_marker", write)
+    monkeypatch.setattr(jobs.formats, "read_unit", read)
+    return scorer, threads
+
+
+@pytest.mark.parametrize("awaited", ["before_marker", "before_measure"])
+def test_of_two_units_one_is_measured_while_the_other_is_written_or_read(tmp_path, monkeypatch, awaited):
+    """The first marker waits for a measurement of the second unit, or the first measurement for its rows."""
+    scorer, threads = watched(monkeypatch, **{awaited: True})
+    bench = Bench(tmp_path, [row(0)], scorer=scorer)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(bench.audit, (1, 1))
+    assert one["parts"] == other["parts"]
+    assert len(threads) == 2 and len(set(threads)) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 def test_verdicts_become_columns_of_sentences_and_the_rules_of_answers(tmp_path):
