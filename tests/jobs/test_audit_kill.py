@@ -98,8 +98,9 @@ def test_a_killed_worker_changes_nothing(scene, tmp_path, event, share):
     assert result.totals["n_read"] == N_ROWS
     assert_undisturbed(scene, out)
     attempts = sorted(json.loads(path.read_text())["attempt"] for path in markers(out))
-    # The first marker stands: a unit that was done before its worker died was not done again.
-    assert attempts == [1] * (n_units - 1) + [1 if event == "marker" else 2]
+    # Of two units that it held none is blamed. The first marker stands: what was done is not done again.
+    assert attempts[:-1] == [1] * (n_units - 1)
+    assert attempts[-1] in ((1,) if event == "marker" else (1, 2))
 
 
 @pytest.mark.parametrize("moment", ["start", "middle", "measured", "reported"])
@@ -132,7 +133,7 @@ def test_a_driver_with_a_ray_of_its_own_takes_its_workers_along(scene, tmp_path,
     assert_undisturbed(scene, out)
 
 
-def test_a_lost_machine_costs_one_attempt_of_the_unit_it_had(scene, tmp_path):
+def test_a_lost_machine_costs_no_more_than_one_attempt_of_a_unit_it_had(scene, tmp_path):
     """Two machines of one CPU each (simulated: a raylet each), of which one is taken away."""
     from ray.cluster_utils import Cluster
 
@@ -151,7 +152,7 @@ def test_a_lost_machine_costs_one_attempt_of_the_unit_it_had(scene, tmp_path):
     assert driver.returncode == 0, printed
     assert_undisturbed(scene, out)
     attempts = [json.loads(path.read_text())["attempt"] for path in markers(out)]
-    assert sorted(attempts)[-2:] == [1, 2]
+    assert sorted(attempts)[-2:] in ([1, 1], [1, 2])
 
 
 def workers_of(scene):
