@@ -139,7 +139,8 @@ class Dispatch:
                 self._settle(worker, piece, value)
         if was_first:
             worker.since = time.monotonic()
-        self._feed(worker, fresh=piece is None)
+        if worker in self._workers:  # not where the unit was forgotten, and this one with it
+            self._feed(worker, fresh=piece is None)
 
     def _feed(self, worker: Hired, *, fresh: bool) -> None:
         """Give a worker as much as it may hold; one for which there is nothing is let go."""

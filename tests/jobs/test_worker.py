@@ -343,7 +343,7 @@ def test_of_two_units_one_is_measured_while_the_other_is_written_or_read(tmp_pat
     bench = Bench(tmp_path, [row(0)], scorer=scorer)
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(bench.audit, (1, 1))
-    assert one["parts"] == other["parts"]
+    assert one["parts"] == other["parts"] and one["n_audited"] == 1
     assert len(threads) == 2 and len(set(threads)) == 1
     assert threads[0] is not threading.main_thread()
 
