@@ -256,7 +256,7 @@ class Dispatch:
         self._searches.pop(unit_id, None)
         self._waiting = deque(piece for piece in self._waiting if piece.unit_id != unit_id)
         for worker in list(self._workers):
-            if any(piece.unit_id == unit_id for piece in worker.pieces):
+            if worker.holds(unit_id):
                 self._put_back([piece for piece in self._end(worker) if piece.unit_id != unit_id])
 
     def _search(self, piece: Piece, lost: WorkerLost) -> None:
@@ -285,7 +285,7 @@ class Dispatch:
     def _is_elsewhere(self, unit_id: str) -> bool:
         """Whether a unit waits or is with a worker, beside the one that just answered."""
         return any(piece.unit_id == unit_id for piece in self._waiting) or any(
-            piece.unit_id == unit_id for worker in self._workers for piece in worker.pieces
+            worker.holds(unit_id) for worker in self._workers
         )
 
     def _double_stragglers(self) -> None:

@@ -49,3 +49,7 @@ class Hired:
     def pieces(self) -> list[Piece]:
         """What it was asked for, without the loading."""
         return [piece for piece in self.asked.values() if piece is not None]
+
+    def holds(self, unit_id: str) -> bool:
+        """Whether it was asked for this unit, or for rows of it."""
+        return any(piece.unit_id == unit_id for piece in self.pieces)

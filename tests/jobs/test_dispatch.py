@@ -87,6 +87,19 @@ class Scene:
         assert self.fleet.n_alive == 0
         return read_markers(STORAGE, self.out)
 
+    def take_machines_back(self, times):
+        """The cloud does, at the first `times` markers, which are lost with their machines."""
+        answer, left = self.fleet.answer, iter(range(times))
+
+        def answer_or_vanish(ticket):
+            value = answer(ticket)
+            if isinstance(value, dict) and next(left, None) is not None:
+                Path(self.out, "units", f"{value['unit_id']}.json").unlink()
+                raise WorkerLost("its machine was taken away", blameless=True)
+            return value
+
+        self.fleet.answer = answer_or_vanish
+
     def asked(self, kind):
         return [what for what in self.fleet.asked if what[0] == kind]
 
@@ -182,16 +195,7 @@ def test_a_storage_that_fails_during_the_search_does_not_end_it(tmp_path, monkey
 
 def test_a_machine_that_the_cloud_takes_back_costs_no_attempt(tmp_path):
     scene = Scene(tmp_path, poisoned(4), max_attempts=1)
-    answer, taken = scene.fleet.answer, iter(range(2))
-
-    def answer_or_vanish(ticket):
-        value = answer(ticket)
-        if isinstance(value, dict) and next(taken, None) is not None:
-            Path(scene.out, "units", f"{value['unit_id']}.json").unlink()
-            raise WorkerLost("its machine was taken away", blameless=True)
-        return value
-
-    scene.fleet.answer = answer_or_vanish
+    scene.take_machines_back(2)
     (marker,) = scene.measure().values()
     assert (marker["attempt"], marker["n_audited"]) == (1, 4)
     assert len(scene.asked("unit")) == 3
@@ -250,16 +254,7 @@ def test_a_unit_that_was_lost_with_a_killer_has_all_its_attempts(tmp_path):
 
 def test_two_units_on_a_machine_that_the_cloud_takes_back_go_on_as_before(tmp_path):
     scene = Scene(tmp_path, poisoned(15), per_file=3, max_attempts=1)
-    answer, taken = scene.fleet.answer, iter(range(1))
-
-    def answer_or_vanish(ticket):
-        value = answer(ticket)
-        if isinstance(value, dict) and next(taken, None) is not None:
-            Path(scene.out, "units", f"{value['unit_id']}.json").unlink()
-            raise WorkerLost("its machine was taken away", blameless=True)
-        return value
-
-    scene.fleet.answer = answer_or_vanish
+    scene.take_machines_back(1)
     markers = scene.measure()
     assert counts(markers) == [15, 15, 0] and {marker["attempt"] for marker in markers.values()} == {1}
     assert scene.fleet.held == [1, 2, 1, 2, 2, 2, 1]
