@@ -151,7 +151,7 @@ def may_matter(column: str, fields: Mapping[str, Path]) -> bool:
 
 def _resolve(row: Row, own: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
     for name, aliases in {"response_id": (*STRONG_IDS, *WEAK_IDS), **LABELS}.items():
-        found = next(filter(None, map(row.find, paths_of(name, aliases, own))), None)
+        found = next(filter(None, map(row.find, row.within(paths_of(name, aliases, own)))), None)
         if found is not None:
             yield name, found.path
     for name, aliases, roles in (("question", QUESTION, USERS), ("answer", ANSWER, ASSISTANTS)):
@@ -169,9 +169,9 @@ def _retrieved(row: Row, fields: Mapping[str, Path]) -> tuple[Retrieved, str]:
     aliases = PASSAGES
     if row.has(_DEEPEVAL_RETRIEVED):  # beside it, `context` is what should have been retrieved, not what was
         aliases = tuple(path for path in PASSAGES if path != ("context",))
-    ids = next(filter(None, map(row.find, PASSAGE_IDS)), None)
+    ids = next(filter(None, map(row.find, row.within(PASSAGE_IDS))), None)
     refused: RecordRejected | None = None
-    for path in paths_of("passages", aliases, fields):
+    for path in row.within(paths_of("passages", aliases, fields)):
         found = row.find(path)
         if found is None:
             continue
@@ -184,10 +184,10 @@ def _retrieved(row: Row, fields: Mapping[str, Path]) -> tuple[Retrieved, str]:
     raise refused or _missing(RejectReason.NO_PASSAGES, "passages", "")
 
 
-def _first_text(row: Row, candidates: Sequence[Path], roles: frozenset[str]) -> tuple[str | None, str]:
+def _first_text(row: Row, candidates: tuple[Path, ...], roles: frozenset[str]) -> tuple[str | None, str]:
     """The first usable text and its path; without one, None and the path of a value that was no text."""
     refused = ""
-    for path in candidates:
+    for path in row.within(candidates):
         found = row.find(path)
         if found is None:
             continue

@@ -93,8 +93,8 @@ class Labels:
 def read_labels(row: Row, partitions: Mapping[str, str], fields: Mapping[str, Path]) -> Labels:
     """Ids come from the row alone; dimensions also from its metadata and Hive folders."""
 
-    def first(name: str, aliases: Sequence[Path], convert: Any) -> Any:
-        for path in paths_of(name, aliases, fields):
+    def first(name: str, aliases: tuple[Path, ...], convert: Any) -> Any:
+        for path in row.within(paths_of(name, aliases, fields)):
             found = row.find(path)
             value = None if found is None else convert(found.value)
             if value is not None:
@@ -103,7 +103,7 @@ def read_labels(row: Row, partitions: Mapping[str, str], fields: Mapping[str, Pa
 
     def dimension(name: str, convert: Any) -> str | None:
         value = first(name, _DIMENSIONS[name], convert)
-        if value is not None:
+        if value is not None or not partitions:
             return value
         names = (".".join(path) for path in paths_of(name, LABELS[name], fields))
         folders = (convert(partitions[each]) for each in names if each in partitions)
@@ -123,9 +123,9 @@ def read_labels(row: Row, partitions: Mapping[str, str], fields: Mapping[str, Pa
     )
 
 
-def paths_of(name: str, aliases: Sequence[Path], fields: Mapping[str, Path]) -> list[Path]:
+def paths_of(name: str, aliases: tuple[Path, ...], fields: Mapping[str, Path]) -> tuple[Path, ...]:
     """The user's own path for this field first, then the aliases."""
-    return [fields[name], *aliases] if name in fields else list(aliases)
+    return (fields[name], *aliases) if name in fields else aliases
 
 
 def plain_text(value: Any) -> str | None:
@@ -213,7 +213,7 @@ def read_metadata(row: Row, partitions: Mapping[str, str], used: Collection[str]
 
     `used` are the paths that became question, passages and answer.
     """
-    own = [found.value for found in map(row.find, METADATA) if found is not None]
+    own = [found.value for found in map(row.find, row.within(METADATA)) if found is not None]
     own = [embedded(value) if isinstance(value, str) else value for value in own]
     sources = [value for value in own if isinstance(value, dict)]
     entries: dict[str, str] = {}

@@ -87,7 +87,7 @@ def _in_object(value: dict[str, Any], roles: frozenset[str], depth: int) -> str 
     row = Row(value)
     if role_of(row) is not None or "lc" in value:
         return last_message(list(_messages([value])), roles)
-    for path in _QUESTION if roles is USERS else _ANSWER:
+    for path in row.within(_QUESTION if roles is USERS else _ANSWER):
         found = row.find(path)
         text = None if found is None else text_in(found.value, roles, depth - 1)
         if text is not None:

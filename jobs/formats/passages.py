@@ -134,7 +134,7 @@ def _text(row: Row, own: Mapping[str, Path]) -> str | None:
 
 
 def _first(row: Row, part: str, own: Mapping[str, Path], convert: Any) -> Any:
-    for path in (own[part], *PARTS[part]) if part in own else PARTS[part]:
+    for path in row.within((own[part], *PARTS[part]) if part in own else PARTS[part]):
         found = row.find(path)
         value = None if found is None else convert(found.value)
         if value is not None:

@@ -1,4 +1,8 @@
-"""Looking a dotted path up in a raw row, whatever its spelling and nesting."""
+"""Looking a dotted path up in a raw row, whatever its spelling and nesting.
+
+The rows of a file mostly have the same keys, and of a hundred names that tools use for our fields a row has
+five. What keys say is therefore worked out once for each set of them, not for each row.
+"""
 
 import re
 from functools import lru_cache
@@ -22,11 +26,49 @@ def paths(*dotted: str) -> tuple[Path, ...]:
     return tuple(tuple(path.split(".")) for path in dotted)
 
 
-@lru_cache(maxsize=4096)
+_CACHED = 4096
+_CACHED_CHARS = 256
+_CACHED_SHAPES = 1024
+_CACHED_SHAPE_CHARS = 4096
+"""A key comes from a log and may be as long as a row: what outlives its row is bounded, some MiB of keys."""
+
+
 def snake(name: str) -> str:
     """One spelling: retrievalContext, Retrieval Context and RETRIEVAL_CONTEXT are retrieval_context."""
+    return _cached_snake(name) if len(name) <= _CACHED_CHARS else _snake(name)
+
+
+def _snake(name: str) -> str:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip())
     return re.sub(r"[\s-]+", "_", words).lower()
+
+
+_cached_snake = lru_cache(_CACHED)(_snake)
+
+
+class _Shape:
+    """What the keys of an object say, whatever their values."""
+
+    __slots__ = ("_within", "roots", "spellings")
+
+    def __init__(self, keys: tuple[str, ...]) -> None:
+        # Reversed, so that the first of two keys with one meaning wins.
+        self.spellings = {snake(key): key for key in reversed(keys)}
+        self.roots = {name.split(".", 1)[0] for pair in self.spellings.items() for name in pair}
+        self._within: dict[tuple[Path, ...], tuple[Path, ...]] = {}
+
+    def within(self, candidates: tuple[Path, ...]) -> tuple[Path, ...]:
+        if candidates not in self._within:
+            self._within[candidates] = tuple(path for path in candidates if path[0] in self.roots)
+        return self._within[candidates]
+
+
+_cached_shape = lru_cache(_CACHED_SHAPES)(_Shape)
+
+
+def _shape_of(value: dict[str, Any]) -> _Shape:
+    keys = tuple(key for key in value if isinstance(key, str))  # Parquet maps may have other keys
+    return _cached_shape(keys) if sum(map(len, keys)) <= _CACHED_SHAPE_CHARS else _Shape(keys)
 
 
 class Row:
@@ -36,25 +78,28 @@ class Row:
     and inside a string that holds a JSON object. A number steps into a list.
     """
 
-    __slots__ = ("_memo", "_roots", "values")
+    __slots__ = ("_memo", "_shape", "values")
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
-        # By id: what strings parse to and how objects spell their keys. `values` keeps the keys alive.
+        # By id: what strings parse to and what objects' keys say. `values` keeps them alive.
         self._memo: dict[int, Any] = {}
-        # Most of the paths that are tried lead nowhere, and the first name tells.
-        self._roots = {name.split(".", 1)[0] for pair in self._spellings(values).items() for name in pair}
+        self._shape = _shape_of(values)
+
+    def within(self, candidates: tuple[Path, ...]) -> tuple[Path, ...]:
+        """Those of the paths whose first name the row has: where nothing else can be found."""
+        return self._shape.within(candidates)
 
     def find(self, path: Path) -> Found | None:
         """The value under `path`, or None where there is none or it is null."""
-        if path[0] not in self._roots:
+        if path[0] not in self._shape.roots:
             return None
         found = self._descend(self.values, path)
         return None if found is None else Found(found[0], ".".join(found[1]))
 
     def has(self, name: str) -> bool:
         """Whether the row has this key in any spelling, null or not."""
-        return name in self._spellings(self.values)
+        return name in self._shape.spellings
 
     def _descend(self, value: Any, path: Path) -> tuple[Any, Path] | None:
         if not path:
@@ -80,11 +125,11 @@ class Row:
         return None
 
     def _spellings(self, value: dict[str, Any]) -> dict[str, str]:
-        spellings = self._memo.get(id(value))
-        if spellings is None:
-            # Reversed, so that the first of two keys with one meaning wins. Parquet maps may have other keys.
-            keys = [key for key in value if isinstance(key, str)]
-            spellings = self._memo[id(value)] = {snake(key): key for key in reversed(keys)}
+        if value is self.values:
+            return self._shape.spellings
+        if id(value) not in self._memo:
+            self._memo[id(value)] = _shape_of(value).spellings
+        spellings: dict[str, str] = self._memo[id(value)]
         return spellings
 
     def _parsed(self, text: str) -> Any:
