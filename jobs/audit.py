@@ -220,6 +220,15 @@ def _conclude(storage: Storage, out: str, run: Run, config: Config, reference: A
     return success
 
 
+def as_judged(config: Config, success: dict[str, Any]) -> Config:
+    """The same with what the verdicts in OUT were reached with, whatever the run began with or `config` says.
+
+    `success`: `_SUCCESS` of that run.
+    """
+    judge = type(config.judge).model_validate(success["judged_by"]["judge"])
+    return _above(config.model_copy(update={"judge": judge}), success.get("noise_floor_nats", 0.0))
+
+
 def _above(config: Config, noise_nats: float) -> Config:
     """The same, with no evidence below the noise of the scorer's log-probabilities."""
     floor = max(config.judge.evidence_floor_nats, noise_nats)

@@ -143,13 +143,16 @@ def judge(out: Run, options: JudgeOptions) -> int:
 @command
 def report(out: Run, options: DatedOptions) -> int:
     """Write the page of a finished run again."""
+    from jobs.audit import as_judged
+    from jobs.commit import read_success
     from jobs.lease import hold
     from jobs.report import write_report
     from jobs.storage import Storage
 
     config = settings_of_run(out, options)
     with hold(Storage(config.storage), out) as storage:
-        print(write_report(out, storage, config))
+        success = read_success(storage, out)
+        print(write_report(out, storage, config if success is None else as_judged(config, success)))
     return 0
 
 

@@ -253,7 +253,9 @@ def _put(tree: dict[str, Any], dotted: str, value: Any) -> None:
 def _check(config: Config) -> None:
     """What can be told before anybody knows whether there is a bundle for the scorer."""
     from detector.methods import METHODS
+    from jobs.formats.aliases import check_fields
 
+    check_fields(config.fields)
     deciding, methods = config.judge.deciding_method, config.methods
     for name in (*(() if methods == AUTO else methods), *(() if deciding == "auto" else (deciding,))):
         if name not in METHODS:

@@ -6,6 +6,8 @@ answer), and where it has them `source_id`, `quality`, `task`, `model`, `languag
 """
 
 import hashlib
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +27,8 @@ from jobs.formats import Accepted, read_rows, read_unit
 from jobs.listing import cut, freeze
 from jobs.storage import Storage, mask
 from jobs.traces import TraceStore, trace_key
+
+log = logging.getLogger("leadline")
 
 Span = tuple[int, int]
 
@@ -48,11 +52,22 @@ def read_labelled(logs: Sequence[str], config: Config) -> list[LabelledRecord]:
     """Every labelled row of `logs` in listing order. Raises ConfigError where a row has no usable label."""
     storage = Storage(config.storage)
     found = []
+    rejects: Counter[str] = Counter()
     for unit in cut(freeze(logs, storage, config.read), storage, config.read):
         raw = read_rows(unit, storage, config)
         for (position, values), row in zip(raw, read_unit(unit, storage, config), strict=True):
             if isinstance(row, Accepted):
                 found.append(_labelled(row.record, values, f"{row.path}, position {position}"))
+            else:
+                rejects[row.reason] += 1
+    if rejects:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(rejects.items()))
+        log.warning(
+            "%d of %d labelled rows cannot be read and are left out: %s; `leadline plan` says where and why",
+            rejects.total(),
+            rejects.total() + len(found),
+            reasons,
+        )
     if not found:
         raise ConfigError(f"{', '.join(map(mask, logs))}: no labelled answer there")
     return found

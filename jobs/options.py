@@ -205,7 +205,7 @@ def settings_of_run(out: str, options: Options) -> "Config":
 
     given = _given(options)
     run = read_run(Storage(given.get("storage") or {}), out)
-    then = _merged(run.config | {"storage": {}}, {"judge": _unsaid(given.get("judge"))})
+    then = _merged(run.config | {"storage": {}}, {"judge": _unsaid(given)})
     return make_config(_merged(then, given))
 
 
@@ -258,11 +258,15 @@ def _given(options: Options) -> dict[str, Any]:
     return read_settings(options.config, options.set, flags)
 
 
-def _unsaid(judge: Any) -> dict[str, None]:
-    """The other of the two ways to set a threshold is void when one is given anew."""
+def _unsaid(given: dict[str, Any]) -> dict[str, Any]:
+    """What of a run's `judge` is void when something else is given anew: the other of the two ways to set a
+    threshold, and which of the methods decides where there are other methods.
+    """
+    judge = given.get("judge")
     pair = {"flag_budget", "target_fpr"}
-    given = pair & set(judge or {}) if isinstance(judge, dict) else set()
-    return dict.fromkeys(pair - given) if given else {}
+    anew = pair & set(judge or {}) if isinstance(judge, dict) else set()
+    void: dict[str, Any] = dict.fromkeys(pair - anew) if anew else {}
+    return void | ({"deciding_method": "auto"} if "methods" in given else {})
 
 
 def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

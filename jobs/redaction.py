@@ -1,13 +1,15 @@
 """What of a log's texts may be stored: as they are, or as a function of the user's own leaves them.
 
 Measuring reads the logged text; what is written to OUT passes through here. Redacted are question, answer,
-and text and source of each passage. Ids, dimensions, dates and paths stay as they were logged, because
-findings are joined to the logs by them. A function of the user's may be called by several threads at once.
+and text and source of each passage; the id of a passage that has none but its source is redacted like it.
+Other ids, dimensions, dates and paths stay as they were logged, because findings are joined to the logs by
+them. A function of the user's may be called by several threads at once.
 """
 
 import importlib
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from detector.errors import RecordRejected, RejectReason
@@ -64,9 +66,22 @@ def stored_texts(record: Record, redact: Redact | None) -> dict[str, Any]:
 
     passages = [
         {"id": p.id, "text": kept(p.text), "source": kept(p.source), "score": p.score}
-        for p in record.passages
+        for p in with_stored_ids(record, redact).passages
     ]
     return {"question": kept(record.question), "answer": kept(record.answer), "passages": passages}
+
+
+def with_stored_ids(record: Record, redact: Redact | None) -> Record:
+    """The record with its passages' ids as they are stored: one that is also the source goes through `redact`
+    as the source does. Raises RecordRejected as `stored_texts` does.
+    """
+    if redact is None:
+        return record
+    passages = [
+        replace(p, id=_redacted(p.id, redact)) if p.id is not None and p.id == p.source else p
+        for p in record.passages
+    ]
+    return replace(record, passages=tuple(passages))
 
 
 def _redacted(text: str, redact: Redact) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from contextvars import copy_context
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from jobs.formats.outcome import Accepted
 from jobs.measured_rows import response_row, sentence_rows
 from jobs.poison import Rows
 from jobs.read_ahead import batches, read_ahead
-from jobs.redaction import TEXTS, load_redaction, stored_texts
+from jobs.redaction import TEXTS, load_redaction, stored_texts, with_stored_ids
 from jobs.stages import Stages
 from jobs.storage import Storage
 from jobs.tables import DIMENSIONS, MEASURED_RESPONSES, MEASURED_SENTENCES, REJECTS
@@ -277,21 +277,24 @@ class Worker:
             else:
                 records[number] = row.record
         found |= zip(records, self._measure_records(list(records.values())), strict=True)
-        return [(row, *self._texts(row, found[number])) for number, row in numbered]
+        return [self._as_stored(row, found[number]) for number, row in numbered]
 
-    def _texts(
+    def _as_stored(
         self, row: Any, outcome: Measurement | RecordRejected
-    ) -> tuple[Row, Measurement | RecordRejected]:
-        """What of a row's texts is stored now, and the outcome: a text that cannot be redacted is one."""
+    ) -> tuple[Any, Row, Measurement | RecordRejected]:
+        """The row with its ids as they are stored, what of its texts is stored now, and the outcome: a text
+        that cannot be redacted is one.
+        """
         texts: Row = dict.fromkeys(TEXTS)
-        if self._config.store_text == "none" or isinstance(outcome, RecordRejected):
-            return texts, outcome
+        if isinstance(outcome, RecordRejected):
+            return row, texts, outcome
         try:
-            redacted = stored_texts(row.record, self._redact)
+            row = replace(row, record=with_stored_ids(row.record, self._redact))
+            redacted = texts if self._config.store_text == "none" else stored_texts(row.record, self._redact)
         except RecordRejected as rejected:
-            return texts, rejected
+            return row, texts, rejected
         # With `flagged` the judge reads them again, once it is known which.
-        return redacted if self._config.store_text == "full" else texts, outcome
+        return row, redacted if self._config.store_text == "full" else texts, outcome
 
     def _measure_records(self, records: list[Record]) -> list[Measurement | RecordRejected]:
         if len(records) > 1:

@@ -20,7 +20,7 @@ from jobs.formats.labels import (
     read_metadata,
 )
 from jobs.formats.messages import ASSISTANTS, USERS, last_message, role_of
-from jobs.formats.passages import PARTS, Retrieved, read_passages
+from jobs.formats.passages import PARTS, Retrieved, holds_passages, read_passages, telling_texts
 from jobs.formats.paths import Path, Row, paths, snake
 
 # One tuple per field; the first path with a usable value wins. Leadline's own names, then Ragas, DeepEval,
@@ -105,10 +105,22 @@ def _fold(
     answer, answer_path = _first_text(row, paths_of("answer", ANSWER, fields), ASSISTANTS)
     if answer is None:
         raise _missing(RejectReason.MISSING_ANSWER, "answer", answer_path)
-    question, question_path = _first_text(row, paths_of("question", QUESTION, fields), USERS)
+    asked = paths_of("question", QUESTION, fields)
+    question, question_path = _first_text(row, asked, USERS)
     if question is None and not allow_missing_question:
         raise _missing(RejectReason.MISSING_QUESTION, "question", question_path)
     retrieved, passages_path = _retrieved(row, fields)
+    telling = telling_texts(passage.text for passage in retrieved.passages)
+    if question is not None and holds_passages(question, telling):
+        # The scorer would read them even where it must not.
+        prompt_path = question_path
+        question, question_path = _first_text(row, asked, USERS, telling)
+        if question is None and not allow_missing_question:
+            raise RecordRejected(
+                RejectReason.MISSING_QUESTION,
+                f"{prompt_path} holds the passages beside the question; say where it stands by itself with "
+                "fields: {question: your.path}",
+            )
     question = question or ""
     metadata = read_metadata(row, partitions, (answer_path, question_path, passages_path))
     if retrieved.blank:
@@ -184,15 +196,19 @@ def _retrieved(row: Row, fields: Mapping[str, Path]) -> tuple[Retrieved, str]:
     raise refused or _missing(RejectReason.NO_PASSAGES, "passages", "")
 
 
-def _first_text(row: Row, candidates: tuple[Path, ...], roles: frozenset[str]) -> tuple[str | None, str]:
-    """The first usable text and its path; without one, None and the path of a value that was no text."""
+def _first_text(
+    row: Row, candidates: tuple[Path, ...], roles: frozenset[str], telling: Sequence[str] = ()
+) -> tuple[str | None, str]:
+    """The first usable text without one of `telling` in it, and its path; where there is none, None and the
+    path of a value that was no such text.
+    """
     refused = ""
     for path in row.within(candidates):
         found = row.find(path)
         if found is None:
             continue
         text = _text(found.value, roles)
-        if text is not None:
+        if text is not None and not holds_passages(text, telling):
             return text, found.path
         refused = refused or found.path
     return None, refused

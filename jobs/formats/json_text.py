@@ -1,7 +1,10 @@
 """JSON as it is found in logs: NaN, absurd numbers, bottomless nesting, JSON inside strings."""
 
 import ast
+import io
 import json
+import re
+import tokenize
 import warnings
 from typing import Any
 
@@ -10,6 +13,7 @@ BOM = b"\xef\xbb\xbf"
 # Python's own literals build a syntax tree of some 300 bytes a node, so both sizes are bounded.
 _LITERAL_CHARS = 1 << 20
 _LITERAL_COMMAS = 50_000
+_SIDE_BY_SIDE = re.compile(r"""['"}\]]\s+[bru]?['"{\[]""")
 
 
 def loads(data: bytes) -> Any:
@@ -27,7 +31,8 @@ def loads(data: bytes) -> Any:
 def embedded(text: str) -> Any:
     """The list, object or string that `text` holds as JSON, else None.
 
-    Lists and objects written by Python's `repr` count too: that is what data frames leave in CSV cells.
+    Lists and objects written by Python's `repr` count too, and NumPy's arrays, which stand without commas:
+    that is what data frames leave in CSV cells.
     """
     stripped = text.strip()
     if not stripped or stripped[0] + stripped[-1] not in ("[]", "{}", '""'):
@@ -55,7 +60,24 @@ def _literal(text: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in log text are not our code's fault
-            value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            value = ast.literal_eval(_separated(text) if _SIDE_BY_SIDE.search(text) else text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError):
         return None
     return value if isinstance(value, (list, dict)) else None
+
+
+def _separated(text: str) -> str:
+    """The same with a comma between two items where there is none. Python would join two strings into one.
+
+    Raises SyntaxError or TokenError for what is no Python.
+    """
+    pieces: list[str] = []
+    ended = False
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in (tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER):
+            continue
+        if ended and (token.type == tokenize.STRING or token.string in ("[", "{")):
+            pieces.append(",")
+        pieces.append(token.string)
+        ended = token.type == tokenize.STRING or token.string in ("]", "}")
+    return " ".join(pieces)

@@ -1,8 +1,9 @@
 """Retrieved passages in every shape that tools log them."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from detector.errors import RecordRejected, RejectReason
@@ -30,6 +31,10 @@ PARTS: dict[str, tuple[Path, ...]] = {
 
 HOLDERS = ("documents", "docs", "passages", "chunks", "contexts", "nodes", "results", "output", "matches")
 """Keys under which an object keeps its list of passages."""
+
+
+_TELLING_CHARS = 40
+_TELLING_PASSAGES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,20 @@ def _unwrap(item: dict[str, Any], own: Mapping[str, Path]) -> Iterator[Any]:
             yield from ({"id": key, **value} for key, value in inner.items())
             return
     yield item
+
+
+def telling_texts(texts: Iterable[str]) -> list[str]:
+    """Of the texts of passages the first that are long enough to be known again inside a prompt."""
+    stripped = (text.strip() for text in texts)
+    return list(islice((text for text in stripped if len(text) >= _TELLING_CHARS), _TELLING_PASSAGES))
+
+
+def holds_passages(text: str, telling: Sequence[str]) -> bool:
+    """Whether a text is a prompt with one of the passages in it, and not the user's question by itself.
+
+    A passage that is the question, word for word (a FAQ), makes no prompt of it.
+    """
+    return any(passage in text and passage != text.strip() for passage in telling)
 
 
 def _passage(item: Any, own: Mapping[str, Path]) -> Passage | None:

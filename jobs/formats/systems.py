@@ -27,6 +27,13 @@ SYSTEMS: dict[str, System] = {
 }
 """By the name that `--format` takes, in the order in which they are tried."""
 
+_PASSAGES = frozenset(
+    "passages retrieved_contexts contexts retrieval_context retrieved_context documents source_documents "
+    "retrieved_documents chunks retrieved_chunks".split()
+)
+_ANSWERS = frozenset("answer response output actual_output completion generation generated_answer".split())
+"""Names in a row itself that only rows of one answer have together; spans keep theirs in attributes."""
+
 _LOOKED_AT = 20  # rows
 _MOST_KEYS = 2000
 _DEEPEST = 6
@@ -43,7 +50,9 @@ def recognise(rows: Iterable[dict[str, Any]]) -> str | None:
     votes: Counter[str | None] = Counter()
     for row in rows:
         keys = keys_of(row)
-        name = next((name for name, system in SYSTEMS.items() if system.recognises(keys)), None)
+        # A whole answer may carry the ids and attributes of its span; it is not the span.
+        names = () if _PASSAGES & keys and _ANSWERS & keys else SYSTEMS
+        name = next((name for name in names if SYSTEMS[name].recognises(keys)), None)
         if name is not None or not _is_span(keys):
             votes[name] += 1
     return votes.most_common(1)[0][0] if votes else None

@@ -15,7 +15,7 @@ from detector.record import Passage
 from jobs.formats.labels import LABELS, identifier, plain_text
 from jobs.formats.messages import ASSISTANTS, USERS, text_in
 from jobs.formats.outcome import Incomplete
-from jobs.formats.passages import PARTS, Retrieved, read_passages
+from jobs.formats.passages import PARTS, Retrieved, holds_passages, read_passages, telling_texts
 from jobs.formats.paths import Path, Row
 
 Kind = Literal["trace", "retriever", "reranker", "llm", "chain", "step", "ignored"]
@@ -23,8 +23,6 @@ Kind = Literal["trace", "retriever", "reranker", "llm", "chain", "step", "ignore
 `step`: tools, embeddings, parsers, which never answer. `ignored`: evaluators and guardrails, and all below.
 """
 
-_TELLING_CHARS = 40
-_TELLING_PASSAGES = 50
 """A prompt is known by its passages: by those that are too long to stand in a question by chance."""
 
 
@@ -295,14 +293,13 @@ def _question(
 
     A prompt with the passages in it is none: the scorer would then read them even where it must not.
     """
-    texts = [passages] if isinstance(passages, str) else [passage["text"] for passage in passages]
-    telling = [text.strip() for text in texts if len(text.strip()) >= _TELLING_CHARS][:_TELLING_PASSAGES]
+    telling = telling_texts([passages] if isinstance(passages, str) else [each["text"] for each in passages])
     own = (span.own.get("question") for span in spans)
     roots = (span.input for span in spans if _is_root(span) and span.kind in ("chain", "llm"))
     outputs = [] if answering is None else [answering.input]
     for value in (*own, top.input, *roots, *(span.input for span in retrievals), *outputs):
         text = text_in(value, USERS)
-        if text is not None and not any(passage in text for passage in telling):
+        if text is not None and not holds_passages(text, telling):
             return text
     return None
 

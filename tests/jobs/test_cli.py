@@ -349,7 +349,8 @@ def test_a_fresh_demo_deletes_a_run_and_nothing_else(leadline, audited, tmp_path
 
     out = tmp_path / "demo"
     create_run(Storage(), str(out), ["logs"], Config(), {"fingerprint": "f"}, [], 0)
-    for name in ("_SUCCESS", "findings/sentences/date=2026-11-30/u.parquet", "notes.txt", "run.jsonl"):
+    tables = (f"{name}/date=2026-11-30/u.parquet" for name in ("findings/sentences", "texts"))
+    for name in ("_SUCCESS", *tables, "notes.txt", "run.jsonl"):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text("x")
     assert leadline("demo", "--out", out, "--fresh").code == 0

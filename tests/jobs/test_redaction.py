@@ -105,13 +105,13 @@ class TestFunction:
         assert "broken_mask" not in sys.modules
 
     def test_question_answer_and_passages_are_redacted_and_ids_are_not(self):
-        passage = Passage(text=SECRET, id=SECRET, source=SECRET, score=0.5)
+        passage = Passage(text=SECRET, id=f"7 {SECRET}", source=SECRET, score=0.5)
         record = Record(question=SECRET, passages=(passage,), answer=SECRET)
         stars = "*" * len(SECRET)
         assert stored_texts(record, mask_contacts) == {
             "question": stars,
             "answer": stars,
-            "passages": [{"id": SECRET, "text": stars, "source": stars, "score": 0.5}],
+            "passages": [{"id": f"7 {SECRET}", "text": stars, "source": stars, "score": 0.5}],
         }
 
     def test_a_text_on_which_it_fails_is_told_without_quoting_it(self):
@@ -222,3 +222,19 @@ class TestFlagged:
         monkeypatch.setattr("jobs.texts.read_unit", lambda *unit: [*read_unit(*unit), *read_unit(*unit)])
         found = read_texts(marker, wanted, STORAGE, bench.config, None)
         assert (found[0]["answer"], found[0]["withheld"]) == (None, LOST)
+
+
+@pytest.mark.parametrize("store_text", ["full", "flagged", "none"])
+def test_a_source_that_stands_for_an_id_is_redacted_as_both(tmp_path, store_text):
+    source = "crm/u/ada@example.com"
+    line = row(0) | {"passages": [{"page_content": "Number 0 stands on shelf 0.", "source": source}]}
+    bench = Bench(tmp_path, [line], settings(redact="jobs.redaction:mask_contacts", store_text=store_text))
+    found = judged(bench, bench.audit())
+    assert "ada@example.com" not in found
+    assert "crm/u/***" in found
+
+
+def test_an_id_of_a_passage_s_own_stays_as_logged():
+    passages = [Passage("text", id="ada@example.com", source="s"), Passage("text")]
+    found = stored_texts(Record(question="q", passages=passages, answer="a"), mask_contacts)
+    assert [passage["id"] for passage in found["passages"]] == ["ada@example.com", None]

@@ -324,3 +324,28 @@ NAMES = [
 def test_no_row_raises(scratch, row):
     (scratch / "log.jsonl").write_text(json.dumps(row) + "\n")
     assert sum(summary(read(scratch / "log.jsonl")).values()) == 1
+
+
+LONG = "The bridge was painted green in the spring of 1891 by two brothers."
+
+
+def test_a_prompt_with_the_passages_in_it_is_no_question(tmp_path):
+    prompt = f"Answer from the context.\nContext: {LONG}\nQuestion: Who painted it?"
+    row = {"prompt": prompt, "contexts": [LONG], "answer": "Two brothers."}
+    found = read_row(tmp_path, row)
+    assert found.reason == "missing_question"
+    assert "prompt holds the passages beside the question" in found.detail
+    assert read_row(tmp_path, row | {"request": {"query": "Who?"}}).record.question == "Who?"
+    asked = read_row(tmp_path, row | {"mine": "Who then?"}, question="mine")
+    assert asked.record.question == "Who then?"
+
+
+def test_a_passage_that_is_the_question_word_for_word_makes_no_prompt_of_it(tmp_path):
+    found = read_row(tmp_path, {"question": f"{LONG} ", "passages": [LONG, "It is so."], "answer": "Yes."})
+    assert found.record.question.strip() == LONG
+
+
+def test_a_prompt_alone_is_no_question_where_questions_may_be_missing(tmp_path):
+    line = {"input": f"{LONG} Who?", "documents": [{"page_content": LONG}], "output": "Two brothers."}
+    (found,) = read_lines(tmp_path, line, allow_missing_question=True)
+    assert found.record.question == ""

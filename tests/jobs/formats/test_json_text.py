@@ -48,3 +48,20 @@ def test_text_that_holds_nothing_is_text(text):
 )
 def test_python_literals_are_parsed_up_to_a_size(text):
     assert embedded(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("['a.'\n 'b.']", ["a.", "b."]),
+        ("['it''s' \"b 'c' d\"]", ["it", "s", "b 'c' d"]),
+        ("[{'text': 'a' , 'n': 1}\n {'text': 'b'}]", [{"text": "a", "n": 1}, {"text": "b"}]),
+        ("[['a' 'b']\n ['c']]", [["a", "b"], ["c"]]),
+        ("['a',\n 'b']", ["a", "b"]),
+        ('[\'say "x" "y" [z] [w]\']', ['say "x" "y" [z] [w]']),
+        ("['a' 'b", None),
+        ("['a' b]", None),
+    ],
+)
+def test_items_of_an_array_stand_side_by_side(text, expected):
+    assert embedded(text) == expected

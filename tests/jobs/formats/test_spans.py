@@ -467,3 +467,19 @@ def test_passages_by_fields_are_taken_from_every_span(tmp_path):
     more = {**RETRIEVER, "attributes": {"openinference.span.kind": "RETRIEVER", **documents(("d", FERN))}}
     (row,), _ = read_spans(tmp_path, [ROOT, more], "openinference", fields=fields)
     assert texts(row.record) == [FERN]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"trace_id": "t", "gen_ai.operation.name": "chat"},
+        {"trace_id": "t", "span_kind": "CHAIN"},
+        {"trace_id": "t", "parent_observation_id": "p"},
+    ],
+)
+def test_a_whole_answer_with_a_span_s_ids_is_a_row_and_no_span(tmp_path, more):
+    path = tmp_path / "flat.jsonl"
+    path.write_bytes(to_bytes({"question": "Who?", "contexts": ["Ada wrote it."], "answer": "Ada."} | more))
+    (found,) = read(path)
+    assert isinstance(found, Accepted)
+    assert found.record.trace_id == "t"
