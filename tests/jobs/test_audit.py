@@ -15,6 +15,7 @@ import jobs.listing
 from detector.errors import ProfileError, ScorerError
 from detector.identity import fingerprint
 from jobs.audit import audit, rejudge
+from jobs.cli import main
 from jobs.errors import ConfigError, JobError
 from jobs.lease import hold
 from jobs.logs import line_handler, logging_to
@@ -161,6 +162,17 @@ def test_another_flag_budget_only_judges_again(logs, scorer, finished, monkeypat
     assert measured.items() <= tables(finished).items()
     assert rejudge(str(finished), settings(scorer)).totals == first
     assert tables(finished) == before
+
+
+def test_a_page_written_again_tells_what_the_verdicts_were_reached_with(scorer, finished, monkeypatch):
+    rejudge(str(finished), settings(scorer, judge={"evidence_floor_nats": 0.6}))
+    page = (finished / "report" / "index.html").read_text()
+    assert "0.60 nats" in page or "0.6 nats" in page
+    words = ["report", str(finished), "--set", "judge.evidence_floor_nats=0.01"]
+    monkeypatch.setattr(sys, "argv", ["leadline", *words])
+    assert main() == 0
+    assert (finished / "report" / "index.html").read_text() == page
+    rejudge(str(finished), settings(scorer))
 
 
 def test_the_lines_of_a_driver_name_its_run(logs, scorer, finished, capsys):

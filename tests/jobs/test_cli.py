@@ -268,6 +268,33 @@ def test_a_threshold_said_when_judging_again_replaces_the_one_of_the_run(
     assert (found.bundle, found.judge.deciding_method) == ("auto#" + "b0" * 6, "ensemble")
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--methods", "gasp"], "gasp"),
+        (["--methods", "gap,blend"], "blend"),
+        (["--methods", "gap,blend", "--set", "judge.deciding_method=gap"], "gap"),
+    ],
+)
+def test_of_methods_given_when_judging_again_the_first_decides(
+    leadline, monkeypatch, tmp_path, words, expected
+):
+    from jobs.commit import create_run
+    from jobs.config import load_config
+    from jobs.storage import Storage
+
+    config = load_config(None, [], {}).resolved(None, reads_attention=True)
+    assert config.judge.deciding_method == "blend"
+    create_run(Storage(), str(tmp_path / "o"), ["logs"], config, {"fingerprint": "f"}, [], 0)
+    seen = []
+    monkeypatch.setattr(
+        jobs.audit, "rejudge", lambda out, config, profile: seen.append(config) or result(out, 0.1)
+    )
+    assert leadline("judge", tmp_path / "o", *words).code == 0
+    (found,) = seen
+    assert found.resolved(None, reads_attention=True).judge.deciding_method == expected
+
+
 def test_judging_where_no_run_is_says_so(leadline, tmp_path):
     ran = leadline("judge", tmp_path)
     assert ran.code == 2

@@ -165,3 +165,8 @@ def test_a_measurement_is_identified_by_the_content_of_its_bundle_and_not_by_its
     assert here.measured_by() == there.measured_by() == plain | {"bundle": "ab12ab12ab12"}
     assert resolved("cd34" * 3, bundle="/a/b").measured_by() != here.measured_by()
     assert Config(bundle="/a/b").measured_by() != here.measured_by()
+
+
+def test_a_field_that_is_not_ours_is_a_bad_setting():
+    with pytest.raises(ConfigError, match="setting fields: no field 'questoin'; known: response_id, "):
+        load_config(None, ["fields.questoin=a.b"], {})
