@@ -364,3 +364,12 @@ def test_labelled_parquet_is_read_with_its_labels(tmp_path):
     ).write_parquet(path)
     found = read_labelled([str(path)], Config())
     assert [(f.source_id, f.spans) for f in found] == [("q1", ((3, 9),)), ("q2", ((0, 4),))]
+
+
+def test_rows_that_cannot_be_read_are_counted_aloud(tmp_path, caplog):
+    good = labelled_row(0)
+    with caplog.at_level("WARNING", logger="leadline"):
+        found = read(tmp_path, good, labelled_row(1) | {"answer": ""}, labelled_row(2) | {"passages": []})
+    assert len(found) == 1
+    assert "2 of 3 labelled rows cannot be read and are left out" in caplog.text
+    assert "missing_answer 1, no_passages 1" in caplog.text
