@@ -114,9 +114,12 @@ def plan(logs: Logs, options: PlanOptions, output_format: Format = OutputFormat.
     """Show how LOGS would be read, and what that would take. Takes the options of audit; writes nothing."""
     from jobs.estimate import Prices
     from jobs.plan import make_plan
+    from jobs.redaction import load_redaction
 
     prices = Prices(options.tokens_per_second, options.bench, options.price_per_hour, options.against)
-    found = make_plan(logs, settings(options), prices)
+    config = settings(options)
+    load_redaction(config.redact)  # an audit would refuse to begin
+    found = make_plan(logs, config, prices)
     print(found.to_json() if output_format is OutputFormat.JSON else found.to_text())
     return 0
 

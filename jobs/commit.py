@@ -268,7 +268,8 @@ def check_conservation(
 
 def _refuse_credentials(url: str) -> None:
     # URLs are stored with the run, printed and shown: neither user:password@ nor a signed link may be one.
-    if re.match(r"[a-z0-9+.]+://[^/]*@|https?://.*\?", url, re.IGNORECASE):
+    # Of a chain (`simplecache::s3://...`) each link.
+    if re.search(r"(?:^|::)(?:[a-z0-9+.]+://[^/]*@|https?://.*\?)", url, re.IGNORECASE):
         raise ConfigError(
             f"{mask(url)}: a URL with credentials would be stored with the run; use the environment, "
             "a profile of the store, or the storage section of --config"

@@ -201,9 +201,11 @@ def read_settings(path: str | None, overrides: list[str], flags: dict[str, Any])
     tree: dict[str, Any] = {}
     if path is not None:
         try:
-            tree = yaml.safe_load(Path(path).read_text()) or {}
+            tree = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
         except OSError as error:
             raise ConfigError(f"config {path}: cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"config {path}: not UTF-8 (byte {error.start}); save it as UTF-8") from None
         except yaml.YAMLError as error:
             where = getattr(error, "problem_mark", None)
             line = f" at line {where.line + 1}" if where else ""

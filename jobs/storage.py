@@ -197,6 +197,10 @@ def join(prefix: str, *parts: str) -> str:
 
 def mask(url: str) -> str:
     """The URL without credentials and query, fit for a log, a manifest or a page."""
+    return "::".join(map(_mask_link, url.split("::"))) if "://" in url else url
+
+
+def _mask_link(url: str) -> str:
     if "://" not in url:
         return url
     scheme, host, path, _, _ = urlsplit(url)

@@ -362,6 +362,12 @@ def test_a_plan_takes_the_options_of_the_audit(leadline, tmp_path, tiny_scorer_d
     assert estimate["cost"]["value"] == pytest.approx(2 * hours)
 
 
+def test_a_plan_refuses_what_cannot_redact(leadline, tmp_path):
+    ran = leadline("plan", tmp_path, "--redact", "no.such:function")
+    assert ran.code == 2
+    assert "setting redact: no.such:function cannot be imported" in ran.err
+
+
 def test_the_demo_audits_the_bundled_logs_with_the_defaults(leadline, audited):
     assert leadline("demo").code == 0
     assert audited.out == "leadline-demo"

@@ -143,6 +143,8 @@ def test_reading_a_run_that_is_not_there_says_so(out):
         "s3://AKIAX:topsecret@bucket/logs",
         "https://host/log.jsonl?X-Amz-Signature=topsecret",
         "S3://k:topsecret@b",
+        "simplecache::s3://k:topsecret@b/logs",
+        "zip://*.jsonl::https://host/logs.zip?sig=topsecret",
     ],
 )
 def test_urls_with_credentials_are_refused_and_not_repeated(out, url):

@@ -42,6 +42,9 @@ def test_a_config_file_that_is_not_there_or_not_yaml_is_named(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config(str(tmp_path / "no.yaml"), [], {})
     (tmp_path / "bad.yaml").write_text("a: [1\nb: 2")
+    (tmp_path / "latin.yaml").write_bytes("loo: 'é'".encode("latin-1"))
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_config(str(tmp_path / "latin.yaml"), [], {})
     with pytest.raises(ConfigError, match="not valid YAML at line"):
         load_config(str(tmp_path / "bad.yaml"), [], {})
 
