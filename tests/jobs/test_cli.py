@@ -45,6 +45,16 @@ def audited(monkeypatch):
     return noted
 
 
+@pytest.fixture
+def rejudged(monkeypatch):
+    """Replace judging again by something that collects the settings it was called with."""
+    seen = []
+    monkeypatch.setattr(
+        jobs.audit, "rejudge", lambda out, config, profile: seen.append(config) or result(out, 0.1)
+    )
+    return seen
+
+
 def result(out, share, threshold=None):
     totals = {f"n_{reason}": 0 for reason in REASONS} | {
         "n_read": 1210,
@@ -220,7 +230,7 @@ def test_an_out_beside_its_logs_is_fine(leadline, audited, log, out):
     assert leadline("audit", log, "--out", out).code == 0
 
 
-def test_judging_again_starts_from_the_settings_of_the_run(leadline, monkeypatch, tmp_path):
+def test_judging_again_starts_from_the_settings_of_the_run(leadline, rejudged, tmp_path):
     from jobs.commit import create_run
     from jobs.config import load_config
     from jobs.storage import Storage
@@ -230,12 +240,8 @@ def test_judging_again_starts_from_the_settings_of_the_run(leadline, monkeypatch
         None, ["judge.deciding_method=gap", "judge.evidence_floor_nats=0.2"], {"methods": ["gap"]}
     )
     create_run(Storage(), out, ["logs"], then, {"fingerprint": "f"}, [], 0)
-    seen = []
-    monkeypatch.setattr(
-        jobs.audit, "rejudge", lambda out, config, profile: seen.append(config) or result(out, 0.1)
-    )
     assert leadline("judge", out, "--set", "judge.flag_budget=0.3").code == 0
-    (config,) = seen
+    (config,) = rejudged
     assert (config.methods, config.judge.deciding_method) == (("gap",), "gap")
     assert (config.judge.flag_budget, config.judge.evidence_floor_nats) == (0.3, 0.2)
 
@@ -250,7 +256,7 @@ def test_judging_again_starts_from_the_settings_of_the_run(leadline, monkeypatch
     ],
 )
 def test_a_threshold_said_when_judging_again_replaces_the_one_of_the_run(
-    leadline, monkeypatch, tmp_path, then, words, expected
+    leadline, rejudged, tmp_path, then, words, expected
 ):
     from jobs.commit import create_run
     from jobs.config import load_config
@@ -258,12 +264,8 @@ def test_a_threshold_said_when_judging_again_replaces_the_one_of_the_run(
 
     config = load_config(None, then, {}).resolved("b0" * 6, reads_attention=True)
     create_run(Storage(), str(tmp_path / "o"), ["logs"], config, {"fingerprint": "f"}, [], 0)
-    seen = []
-    monkeypatch.setattr(
-        jobs.audit, "rejudge", lambda out, config, profile: seen.append(config) or result(out, 0.1)
-    )
     assert leadline("judge", tmp_path / "o", *words).code == 0
-    (found,) = seen
+    (found,) = rejudged
     assert (found.judge.flag_budget, found.judge.target_fpr) == expected
     assert (found.bundle, found.judge.deciding_method) == ("auto#" + "b0" * 6, "ensemble")
 
@@ -276,9 +278,7 @@ def test_a_threshold_said_when_judging_again_replaces_the_one_of_the_run(
         (["--methods", "gap,blend", "--set", "judge.deciding_method=gap"], "gap"),
     ],
 )
-def test_of_methods_given_when_judging_again_the_first_decides(
-    leadline, monkeypatch, tmp_path, words, expected
-):
+def test_of_methods_given_when_judging_again_the_first_decides(leadline, rejudged, tmp_path, words, expected):
     from jobs.commit import create_run
     from jobs.config import load_config
     from jobs.storage import Storage
@@ -286,12 +286,8 @@ def test_of_methods_given_when_judging_again_the_first_decides(
     config = load_config(None, [], {}).resolved(None, reads_attention=True)
     assert config.judge.deciding_method == "blend"
     create_run(Storage(), str(tmp_path / "o"), ["logs"], config, {"fingerprint": "f"}, [], 0)
-    seen = []
-    monkeypatch.setattr(
-        jobs.audit, "rejudge", lambda out, config, profile: seen.append(config) or result(out, 0.1)
-    )
     assert leadline("judge", tmp_path / "o", *words).code == 0
-    (found,) = seen
+    (found,) = rejudged
     assert found.resolved(None, reads_attention=True).judge.deciding_method == expected
 
 
