@@ -12,9 +12,8 @@ SMALL_UNITS = ("read.unit_bytes=4096", "read.unit_rows=2")
 """Settings that cut the samples into units of a few answers, so that something is seen to happen."""
 
 _SUFFIXES = {".jsonl", ".parquet"}
-_WRITTEN = (
-    *("profile.json", PROGRESS, "lease", "units", "measurements", "findings", "texts", "summary", "report"),
-)
+_TABLES = ("measurements", "findings", "texts", "summary")
+_WRITTEN = ("profile.json", PROGRESS, "lease", "units", *_TABLES, "report")
 
 
 def sample_logs() -> list[str]:

@@ -34,9 +34,24 @@ QUESTION = paths(
     *("attributes.input.value", "main_input", "ai.observability.record_root.input"),
     *("request.question", "request.query", "request.messages", "messages", "gen_ai.input.messages"),
 )
+ANSWER_NAMES = (
+    "answer",
+    "response",
+    "output",
+    "actual_output",
+    "completion",
+    "generation",
+    "generated_answer",
+)
+PASSAGE_NAMES = (
+    *("passages", "retrieved_contexts", "contexts", "retrieval_context", "retrieved_context"),
+    *("documents", "source_documents", "retrieved_documents", "chunks", "retrieved_chunks"),
+)
+"""In a row itself, only one answer's row has one of each; spans keep theirs in attributes."""
+
 _ANSWER_PARTS = ("answer", "response", "output", "text", "content", "result", "completion", "messages")
 ANSWER = paths(
-    *("answer", "response", "output", "actual_output", "completion", "generation", "generated_answer"),
+    *ANSWER_NAMES,
     *("outputs." + part for part in _ANSWER_PARTS),
     *("outputs.choices.0.message.content", "outputs.generations.0.0.text", "outputs"),
     *("output.value", "attributes.output.value"),
@@ -46,8 +61,7 @@ ANSWER = paths(
     *("gen_ai.output.messages",),
 )
 PASSAGES = paths(
-    *("passages", "retrieved_contexts", "contexts", "retrieval_context", "retrieved_context"),
-    *("documents", "source_documents", "retrieved_documents", "chunks", "retrieved_chunks"),
+    *PASSAGE_NAMES,
     *("retrieval.documents", "attributes.retrieval.documents"),
     *("outputs.documents", "outputs.source_documents", "outputs.contexts", "outputs.retrieved_contexts"),
     *("outputs.retrieved_context", "outputs.context", "inputs.contexts", "inputs.context"),

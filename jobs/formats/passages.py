@@ -35,6 +35,7 @@ HOLDERS = ("documents", "docs", "passages", "chunks", "contexts", "nodes", "resu
 
 _TELLING_CHARS = 40
 _TELLING_PASSAGES = 50
+"""A prompt is known by its passages: by those that are too long to stand in a question by chance."""
 
 
 @dataclass(frozen=True, slots=True)

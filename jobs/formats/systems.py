@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from jobs.formats import genai, langfuse, langsmith, mlflow, openinference, trulens
+from jobs.formats.aliases import ANSWER_NAMES, PASSAGE_NAMES
 from jobs.formats.attributes import as_object, envelope
 from jobs.formats.csv_table import DELIMITERS
 from jobs.formats.json_document import rows_of
@@ -26,13 +27,6 @@ SYSTEMS: dict[str, System] = {
     "genai": genai.SYSTEM,
 }
 """By the name that `--format` takes, in the order in which they are tried."""
-
-_PASSAGES = frozenset(
-    "passages retrieved_contexts contexts retrieval_context retrieved_context documents source_documents "
-    "retrieved_documents chunks retrieved_chunks".split()
-)
-_ANSWERS = frozenset("answer response output actual_output completion generation generated_answer".split())
-"""Names in a row itself that only rows of one answer have together; spans keep theirs in attributes."""
 
 _LOOKED_AT = 20  # rows
 _MOST_KEYS = 2000
@@ -51,7 +45,8 @@ def recognise(rows: Iterable[dict[str, Any]]) -> str | None:
     for row in rows:
         keys = keys_of(row)
         # A whole answer may carry the ids and attributes of its span; it is not the span.
-        names = () if _PASSAGES & keys and _ANSWERS & keys else SYSTEMS
+        whole = not keys.isdisjoint(PASSAGE_NAMES) and not keys.isdisjoint(ANSWER_NAMES)
+        names = () if whole else SYSTEMS
         name = next((name for name in names if SYSTEMS[name].recognises(keys)), None)
         if name is not None or not _is_span(keys):
             votes[name] += 1

@@ -23,8 +23,6 @@ Kind = Literal["trace", "retriever", "reranker", "llm", "chain", "step", "ignore
 `step`: tools, embeddings, parsers, which never answer. `ignored`: evaluators and guardrails, and all below.
 """
 
-"""A prompt is known by its passages: by those that are too long to stand in a question by chance."""
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
